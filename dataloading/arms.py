@@ -1,0 +1,240 @@
+"""The three arms: the real loop, training on one fixed batch, and the loader alone.
+
+The real loop cannot be faster than the slower of the other two; which of them it is close to says
+where to look, and being far from both says that they disturb each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from dataloading.evidence import Evidence
+from dataloading.model import BatchCosts
+from dataloading.profiling import SampleProfile, profile_samples
+from dataloading.results import Result, format_value
+from dataloading.settings import LoaderSettings, ineffective_options, rebuild_dataloader
+from dataloading.timing import LoaderTiming, TrainStep, measure_dataloader, measure_replay
+from dataloading.train_steps import state_kept
+from dataloading.watchdog import ProbeTimeout, loader_warnings_hidden
+from dataloading.worker_clock import WorkerCosts
+
+# How the time budget is shared out.
+REAL_SHARE, REPLAY_SHARE, ALONE_SHARE, ONE_WORKER_SHARE = 0.45, 0.1, 0.2, 0.15
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Arms(Result):
+    """What the three arms showed.
+
+    Attributes:
+        real: The training loop as it is.
+        replay: Training on one fixed batch; None without a train step.
+        alone: The loader without training.
+        one_worker: The loader alone with one worker, for a loader that has none; None where it
+            was not needed or could not be started (see `notes`).
+        step_cpu_s: CPU seconds of one train step, over all threads of this process.
+        notes: What could not be measured, and why.
+    """
+
+    real: LoaderTiming
+    replay: LoaderTiming | None
+    alone: LoaderTiming | None
+    one_worker: LoaderTiming | None
+    step_cpu_s: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worker_costs(self) -> WorkerCosts | None:
+        """What a batch costs inside a worker, as little disturbed as it was seen."""
+        for timing in (self.one_worker, self.alone, self.real):
+            if timing is not None and timing.workers is not None:
+                return timing.workers
+        return None
+
+    def summary(self) -> str:
+        """The rate of each arm."""
+        arms = (("real", self.real), ("replay", self.replay), ("loader alone", self.alone))
+        return ", ".join(
+            f"{name} {format_value('samples_per_s', arm.samples_per_s)}"
+            for name, arm in arms
+            if arm is not None
+        )
+
+
+def measure_arms(
+    dataloader: Any,
+    train_step: TrainStep | None = None,
+    *,
+    seconds: float = 20.0,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> Arms:
+    """Measure the real loop, training alone and the loader alone.
+
+    Args:
+        dataloader: A `DataLoader`, or anything that yields batches.
+        train_step: Called with each batch; None leaves the replay out.
+        seconds: Time budget for all arms together.
+        device: Move each batch there first.
+        progress: Show progress bars.
+
+    Returns:
+        An `Arms`.
+
+    Raises:
+        ValueError: A bad argument, or a loader that delivers no batch.
+        ProbeTimeout: The real loop gave no batch within its time.
+
+    Explained in: notebook 01
+    """
+    notes: list[str] = []
+    with state_kept(train_step):
+        keeper = BatchKeeper(train_step)
+        real = measure_dataloader(
+            dataloader,
+            keeper if train_step is not None else None,
+            seconds=seconds * REAL_SHARE,
+            device=device,
+            progress=progress,
+        )
+        if train_step is None:
+            return Arms(real, None, real, _one_worker(dataloader, seconds, progress, notes), None)
+        replay, step_cpu_s = _replay(keeper.batch, train_step, seconds * REPLAY_SHARE)
+        alone = _alone(dataloader, seconds * ALONE_SHARE, progress, notes)
+        one_worker = _one_worker(dataloader, seconds, progress, notes)
+    return Arms(real, replay, alone, one_worker, step_cpu_s, tuple(notes))
+
+
+class BatchKeeper:
+    """Passes batches on to the train step, and keeps the first one for the replay."""
+
+    def __init__(self, train_step: TrainStep | None) -> None:
+        self.train_step = train_step
+        self.batch: Any = None
+
+    def __call__(self, batch: Any) -> None:
+        """Keep the first batch and train on this one."""
+        if self.batch is None:
+            self.batch = batch
+        if self.train_step is not None:
+            self.train_step(batch)
+
+
+def _replay(batch: Any, train_step: TrainStep, seconds: float) -> tuple[LoaderTiming, float]:
+    calls = 0
+
+    def counted(one: Any) -> None:
+        nonlocal calls
+        calls += 1
+        train_step(one)
+
+    cpu = time.process_time()
+    timing = measure_replay(batch, counted, seconds=seconds)
+    return timing, (time.process_time() - cpu) / max(1, calls)
+
+
+def _attempt(
+    measure: Callable[[], LoaderTiming], what: str, notes: list[str]
+) -> LoaderTiming | None:
+    """Run a probe that the diagnosis can do without; a failure becomes a note."""
+    try:
+        with loader_warnings_hidden():
+            return measure()
+    except (ProbeTimeout, RuntimeError, OSError, AttributeError, TypeError, ValueError) as error:
+        notes.append(f"{what}: not measured ({type(error).__name__}: {error})")
+        return None
+
+
+def _alone(
+    dataloader: Any, seconds: float, progress: bool, notes: list[str]
+) -> LoaderTiming | None:
+    def measure() -> LoaderTiming:
+        return measure_dataloader(dataloader, seconds=seconds, progress=progress)
+
+    return _attempt(measure, "The loader alone", notes)
+
+
+def _one_worker(
+    dataloader: Any, seconds: float, progress: bool, notes: list[str]
+) -> LoaderTiming | None:
+    """A loader without workers, measured with one: what a batch would cost there."""
+    if not isinstance(dataloader, DataLoader) or dataloader.num_workers > 0:
+        return None
+
+    def measure() -> LoaderTiming:
+        settings = replace(LoaderSettings.of(dataloader), num_workers=1)
+        return measure_dataloader(
+            rebuild_dataloader(dataloader, settings),
+            seconds=seconds * ONE_WORKER_SHARE,
+            progress=progress,
+        )
+
+    return _attempt(measure, "The loader with one worker", notes)
+
+
+def gather_evidence(
+    dataloader: Any,
+    arms: Arms,
+    profile: SampleProfile | None,
+    trace: Any = None,
+    profile_reason: str | None = None,
+) -> Evidence:
+    """Put together what the probes measured.
+
+    Args:
+        dataloader: The loader that was measured, for options without effect.
+        arms: The three arms.
+        profile: What a sample costs; None where it could not be profiled.
+        trace: A `ResourceTrace`, for the GPU's utilisation; None where nothing was watched.
+        profile_reason: Why there is no profile.
+
+    Returns:
+        The `Evidence` that the rules read.
+    """
+    workers = arms.worker_costs
+    evidence = replace(
+        Evidence().with_timing(arms.real),
+        replay_step_s=arms.replay.period_s if arms.replay is not None else 0.0,
+        replay_noise=_spread(arms.replay),
+        step_cpu_s=arms.step_cpu_s,
+        alone_period_s=arms.alone.period_s if arms.alone is not None else None,
+        collate_s=workers.collate_cpu_s if workers is not None else None,
+        dropped_settings=ineffective_options(dataloader),
+        utilization_percent=_utilization(trace),
+        reasons=dict(note.split(": ", 1) for note in arms.notes),
+    )
+    if profile is None:
+        return replace(evidence, reasons={**evidence.reasons, "cpu_s": profile_reason or ""})
+    return evidence.with_profile(profile, BatchCosts.of(profile, workers, arms.step_cpu_s or 0.0))
+
+
+def profile_or_reason(dataloader: Any) -> tuple[SampleProfile | None, str | None]:
+    """Profile the loader's samples; where that fails, None and the reason."""
+    if not isinstance(dataloader, DataLoader):
+        return None, f"{type(dataloader).__name__} is not a DataLoader, so its samples are unknown"
+    try:
+        return profile_samples(dataloader), None
+    except (ProbeTimeout, ValueError, TypeError, RuntimeError, OSError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _spread(replay: LoaderTiming | None) -> float | None:
+    if replay is None:
+        return None
+    low, middle, high = np.percentile(replay.step_s, [10, 50, 90])
+    return float((high - low) / middle) if middle > 0 else None
+
+
+def _utilization(trace: Any) -> float | None:
+    frame = getattr(trace, "frame", None)
+    if frame is None or "gpu0_utilization" not in frame:
+        return None
+    mean = float(frame["gpu0_utilization"].mean())
+    return mean if np.isfinite(mean) else None

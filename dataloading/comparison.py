@@ -1,0 +1,357 @@
+"""Before and after, fairly: interleaved blocks, paired ratios, and an interval."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import SequentialSampler
+
+from dataloading.batches import count_samples, move_to
+from dataloading.borrowing import Borrowed, borrowed
+from dataloading.progress import TimeBar, time_bar
+from dataloading.results import Result
+from dataloading.timing import LEAST_LIMIT_S, OVERRUN_S, TrainStep, length_of
+from dataloading.train_steps import state_kept
+from dataloading.watchdog import ProbeTimeout, close_iterator, time_limit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEWEST_PAIRS = 6  # fewer pairs give no interval worth the name
+WANTED_PAIRS = 10  # the budget is cut into this many pairs when steps are short enough
+FEWEST_BLOCK_STEPS = 3  # a block of fewer steps is mostly its edges
+PRECISE_ENOUGH = 0.01  # stop when the interval's half-width (log ratio) is below 1 %
+CONFIDENCE = 0.95
+RESAMPLES = 4000
+ORDER = ("before", "after", "after", "before")  # ABBA: slow drift hits both alike
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Comparison(Result):
+    """How much faster one loader is than another.
+
+    Attributes:
+        ratio: Rate after over rate before (samples/s); above 1, after is faster. None where the
+            two could not be compared.
+        interval: 95 % bootstrap interval of the ratio; None likewise.
+        verdict: `faster`, `slower`, `no difference shown`, or `not comparable`.
+        pairs: DataFrame with a row per pair of blocks: `before_samples_per_s`,
+            `after_samples_per_s`, `ratio`, `before_steps`, `after_steps`.
+        same_samples: Whether both deliver the same samples: True, False, or None if unknown.
+        notes: What the reader should know.
+    """
+
+    ratio: float | None
+    interval: tuple[float, float] | None
+    verdict: str
+    pairs: pd.DataFrame
+    same_samples: bool | None
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Ratio, interval and verdict."""
+        if self.ratio is None or self.interval is None:
+            return f"{self.verdict} ({'; '.join(self.notes)})"
+        low, high = self.interval
+        return (
+            f"after runs at {self.ratio:.2f}x the rate of before "
+            f"(95 % interval {low:.2f} to {high:.2f}, {len(self.pairs)} pairs): {self.verdict}"
+        )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the pairs and the interval; returns the Axes."""
+        from dataloading.plots import plot_comparison
+
+        return plot_comparison(self, ax=ax)
+
+
+def compare_dataloaders(
+    before: Iterable[Any],
+    after: Iterable[Any],
+    train_step: TrainStep | None = None,
+    *,
+    seconds: float = 60.0,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Compare two loaders in interleaved blocks of steps, with a 95 % interval.
+
+    Both keep their workers while the other one runs; the first batches of a block, which come from
+    a queue that filled in the meantime, are left out. Epoch ends that fall into a block count.
+
+    Args:
+        before, after: `DataLoader`s, or anything that yields batches.
+        train_step: Called with each batch; None compares the loaders alone.
+        seconds: Time budget; ends earlier when the interval is narrow enough.
+        device: Move each batch there first.
+        progress: Show a progress bar.
+
+    Returns:
+        A `Comparison`.
+
+    Raises:
+        ValueError: A bad argument, or a loader that delivers no batch.
+        ProbeTimeout: A batch or step took far longer than the budget.
+
+    Explained in: notebook 09
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds={seconds} must be a finite number above 0.")
+    same = same_samples(before, after)
+    if same is False:
+        note = "the two loaders do not deliver the same samples"
+        return Comparison(None, None, "not comparable", _table([]), same, (note,))
+    doing = ["Starting"]
+    with (
+        borrowed(before) as first,
+        borrowed(after) as second,
+        state_kept(train_step),
+        time_bar(seconds, "Comparing before and after", progress) as bar,
+        Stream(first, "before", train_step, device, bar, doing) as before_stream,
+        Stream(second, "after", train_step, device, bar, doing) as after_stream,
+        time_limit(max(seconds + OVERRUN_S, LEAST_LIMIT_S), lambda: doing[0]),
+    ):
+        rows, notes = _interleave({"before": before_stream, "after": after_stream}, seconds)
+    return judge_pairs(_table(rows), same, notes)
+
+
+class Stream:
+    """An endless run over the epochs of one loader, taken block by block."""
+
+    def __init__(
+        self,
+        lent: Borrowed,
+        name: str,
+        train_step: TrainStep | None,
+        device: str | torch.device | None,
+        bar: TimeBar,
+        doing: list[str],
+    ) -> None:
+        self.loader = lent.loader
+        self.name = name
+        self.train_step = train_step
+        self.device = None if device is None else torch.device(device)
+        self.bar = bar
+        self.doing = doing
+        self.iterator: Any = None
+        self.queued = lent.queued_batches
+        self.batched = lent.batched
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.iterator is not getattr(self.loader, "_iterator", None):
+            close_iterator(self.iterator)
+
+    def step(self) -> int:
+        """Load and train on one batch; returns its samples."""
+        self.doing[0] = f"Waiting for a batch of the loader {self.name!r}"
+        if self.iterator is None:
+            self.iterator = iter(self.loader)
+        batch = next(self.iterator, _END)
+        if batch is _END:  # an epoch ends; the restart belongs to the run
+            self.iterator = iter(self.loader)
+            batch = next(self.iterator, _END)
+            if batch is _END:
+                raise ValueError(
+                    f"The loader {self.name!r} delivers no (further) batch; expected a loader that "
+                    "can be iterated again and again."
+                )
+        if self.device is not None:
+            batch = move_to(batch, self.device)
+        if self.train_step is not None:
+            self.doing[0] = f"Training on a batch of the loader {self.name!r}"
+            self.train_step(batch)
+        self.bar.update()
+        return count_samples(batch, batched=self.batched)
+
+    def block(self, seconds: float, warm_up: int) -> tuple[int, float, int]:
+        """Run one block; returns samples, seconds and steps, without the warm-up."""
+        for _ in range(warm_up):
+            self.step()
+        _synchronize()
+        started = time.perf_counter()
+        samples = steps = 0
+        while steps < FEWEST_BLOCK_STEPS or time.perf_counter() - started < seconds:
+            samples += self.step()
+            steps += 1
+        _synchronize()
+        return samples, time.perf_counter() - started, steps
+
+
+_END = object()
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _interleave(
+    streams: dict[str, Stream], seconds: float
+) -> tuple[list[dict[str, float]], list[str]]:
+    """Run ABBA blocks until the time is over or the interval is narrow enough."""
+    begun = time.perf_counter()
+    for stream in streams.values():  # start-up, first batches, warm caches: not compared
+        stream.block(0.0, warm_up=1)
+    rows: list[dict[str, float]] = []
+    notes: list[str] = []
+    block_s = max(0.0, seconds - (time.perf_counter() - begun)) / (2 * WANTED_PAIRS) * 0.7
+    half: dict[str, tuple[float, int]] = {}
+    longest = 0.0
+    try:
+        for turn in _endless(ORDER):
+            now = time.perf_counter()
+            if now - begun + longest > seconds and len(rows) >= 1:
+                break
+            stream = streams[turn]
+            samples, elapsed, steps = stream.block(block_s, warm_up=stream.queued + 1)
+            longest = max(longest, time.perf_counter() - now)
+            half[turn] = (samples / elapsed, steps)
+            if len(half) == 2:
+                rows.append(_pair(half))
+                half = {}
+                if len(rows) >= WANTED_PAIRS and _half_width(rows) < PRECISE_ENOUGH:
+                    break
+    except ProbeTimeout as error:
+        if not rows:
+            raise
+        notes.append(str(error))
+    return rows, notes
+
+
+def _endless(order: tuple[str, ...]) -> Iterator[str]:
+    while True:
+        yield from order
+
+
+def _pair(half: dict[str, tuple[float, int]]) -> dict[str, float]:
+    (before, before_steps), (after, after_steps) = half["before"], half["after"]
+    return {
+        "before_samples_per_s": before,
+        "after_samples_per_s": after,
+        "ratio": after / before,
+        "before_steps": before_steps,
+        "after_steps": after_steps,
+    }
+
+
+def _table(rows: list[dict[str, float]]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = [
+        "before_samples_per_s",
+        "after_samples_per_s",
+        "ratio",
+        "before_steps",
+        "after_steps",
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _half_width(rows: list[dict[str, float]]) -> float:
+    """Quick half-width of the interval of the mean log ratio, for stopping early."""
+    logs = np.log([row["ratio"] for row in rows])
+    return float(2 * logs.std(ddof=1) / math.sqrt(len(logs)))
+
+
+def judge_pairs(
+    pairs: pd.DataFrame, same: bool | None = True, notes: Iterable[str] = ()
+) -> Comparison:
+    """Turn paired rates into a ratio, an interval and a verdict.
+
+    Args:
+        pairs: DataFrame with a column `ratio`, a row per pair of neighbouring blocks.
+        same: Whether both loaders deliver the same samples.
+        notes: Passed on.
+
+    Returns:
+        A `Comparison`. Fewer than six pairs give no verdict but `no difference shown`.
+    """
+    logs = np.log(pairs["ratio"].to_numpy(dtype=float))
+    ratio = float(np.exp(logs.mean()))
+    low, high = bootstrap_interval(logs)
+    interval = (float(np.exp(low)), float(np.exp(high)))
+    notes = list(notes)
+    if len(logs) < FEWEST_PAIRS:
+        verdict = "no difference shown"
+        notes.append(f"only {len(logs)} pairs fit into the time; {FEWEST_PAIRS} are needed")
+    elif interval[0] > 1:
+        verdict = "faster"
+    elif interval[1] < 1:
+        verdict = "slower"
+    else:
+        verdict = "no difference shown"
+    return Comparison(ratio, interval, verdict, pairs, same, tuple(notes))
+
+
+def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the mean: the wider of the bootstrap (BCa) and Student's t.
+
+    With about ten pairs the bootstrap alone is too narrow and calls equal loaders different too
+    often; Student's interval is wider there.
+
+    Args:
+        values: Paired log ratios, shape (pairs,).
+
+    Returns:
+        `(low, high)`.
+
+    Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 14.
+    """
+    from scipy import stats
+
+    mean = float(values.mean())
+    if len(values) < 2 or float(values.std()) == 0.0:
+        return mean, mean
+    result = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="BCa",
+        random_state=np.random.default_rng(0),
+    )
+    low, high = result.confidence_interval
+    margin = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values)
+    return min(float(low), mean - margin), max(float(high), mean + margin)
+
+
+def same_samples(before: Any, after: Any) -> bool | None:
+    """Whether two loaders deliver the same samples, as far as it shows without running them.
+
+    Returns:
+        True for the same dataset sampled completely by both, False when their lengths differ, None
+        when it cannot be known.
+    """
+    first, second = getattr(before, "dataset", None), getattr(after, "dataset", None)
+    if first is None or second is None:
+        return None
+    lengths = [_delivered(loader) for loader in (before, after)]
+    if None not in lengths and lengths[0] != lengths[1]:
+        return False
+    if first is second and all(_is_complete(loader) for loader in (before, after)):
+        return True
+    return None
+
+
+def _delivered(loader: Any) -> int | None:
+    """Samples of an epoch, as far as sampler and drop_last tell."""
+    if getattr(loader, "batch_size", None) is None:
+        return None
+    count = length_of(loader.sampler) if hasattr(loader, "sampler") else None
+    return count if count is not None else length_of(loader.dataset)
+
+
+def _is_complete(loader: Any) -> bool:
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, SequentialSampler):
+        return True
+    return isinstance(sampler, torch.utils.data.RandomSampler) and not sampler.replacement

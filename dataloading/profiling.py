@@ -1,0 +1,462 @@
+"""What one sample costs, stage by stage: read, decode, each transform, collate, transfer.
+
+The stages are timed in this process with one thread, as a worker would run them, on a shallow copy
+of the dataset whose transforms and file reader carry clocks. The dataset itself is not changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    default_collate,
+)
+
+from dataloading.batches import batch_bytes, clone_batch, count_tensors
+from dataloading.results import Result, format_bytes, format_seconds
+from dataloading.watchdog import (
+    ProbeTimeout,
+    close_iterator,
+    generators_of,
+    loader_warnings_hidden,
+    one_thread,
+    random_state_kept,
+    time_limit,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFAULT_BATCH_SIZE = 32  # for a bare dataset: the course's batch size
+WARM_UP_SAMPLES = 2  # the first calls pay for lazy imports and opened files
+SLOW_FACTOR = 5.0  # a sample of more than 5 medians is an outlier worth a look
+BUDGET_S = 10.0  # a probe ends after this many seconds, with the samples it has by then
+LIMIT_S = 11.0  # a single sample may not hold the probe longer than this
+TRANSFER_BATCHES = 12  # batches sent from one worker to learn what sending costs
+COLLATE_REPEATS = 5
+TRANSFORM_ATTRIBUTES = ("transform", "transforms", "target_transform")
+READ, DECODE, REST, COLLATE = "read", "decode", "rest of __getitem__", "collate"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SampleProfile(Result):
+    """What one sample costs where it is prepared.
+
+    Attributes:
+        stages: DataFrame with a row per stage: `stage`, `wall_s`, `cpu_s`, `wait_s` (seconds per
+            sample) and `share` of the sample's wall time, collate included.
+        sample_wall_s, sample_cpu_s: Mean seconds to get one sample, without collating.
+        collate_s: Seconds to collate one batch.
+        batch_size: Samples in the batch that was collated.
+        batch_bytes: Bytes of its tensors.
+        tensors_per_batch: How many tensors travel with a batch.
+        transfer_s: Seconds to send one such batch from a worker to this process; None where it
+            was not measured.
+        slow_samples: DataFrame of outliers: `index`, `wall_s`, `times_median`.
+        samples: How many samples were timed.
+        wall_s: Array of the seconds of each sample, in the order they were fetched.
+        notes: What the reader should know about these figures.
+    """
+
+    stages: pd.DataFrame
+    sample_wall_s: float
+    sample_cpu_s: float
+    collate_s: float
+    batch_size: int
+    batch_bytes: int
+    tensors_per_batch: int
+    transfer_s: float | None
+    slow_samples: pd.DataFrame
+    samples: int
+    wall_s: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds to fetch and collate one batch."""
+        return self.sample_wall_s * self.batch_size + self.collate_s
+
+    @property
+    def cpu_share(self) -> float:
+        """Share of a batch's time in which the CPU works."""
+        cpu = self.sample_cpu_s * self.batch_size + self.collate_s
+        return min(1.0, cpu / self.batch_s) if self.batch_s > 0 else 1.0
+
+    def rows(self) -> list[tuple[str, Any]]:
+        """Each stage, then the batch."""
+        stages = [
+            (str(row.stage), f"{format_seconds(row.wall_s)} ({row.share:.0%})")
+            for row in self.stages.itertuples()
+        ]
+        return [
+            *stages,
+            ("batch", f"{format_bytes(self.batch_bytes)} in {self.tensors_per_batch} tensors"),
+            ("transfer_s", self.transfer_s),
+            ("slow samples", len(self.slow_samples)),
+            ("notes", self.notes),
+        ]
+
+    def summary(self) -> str:
+        """Cost of a sample and its largest stage."""
+        top = self.stages.loc[self.stages["wall_s"].idxmax()]
+        return (
+            f"{format_seconds(self.sample_wall_s)} a sample "
+            f"(CPU busy {self.sample_cpu_s / max(self.sample_wall_s, 1e-12):.0%}), "
+            f"most of it {top['stage']} ({top['share']:.0%}), over {self.samples} samples"
+        )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the stages of one sample as a waterfall; returns the Axes."""
+        from dataloading.plots import plot_sample_stages
+
+        return plot_sample_stages(self, ax=ax)
+
+
+def profile_samples(
+    dataset_or_dataloader: Dataset | DataLoader, *, samples: int = 64
+) -> SampleProfile:
+    """Find out what one sample costs, stage by stage, in this process.
+
+    Args:
+        dataset_or_dataloader: A dataset, or a loader whose dataset, batch size and collate
+            function are taken. Samples are drawn evenly over a map-style dataset.
+        samples: How many samples to time; fewer when ten seconds are over.
+
+    Returns:
+        A `SampleProfile`.
+
+    Raises:
+        ValueError: `samples` is below 1, or the dataset is empty.
+        ProbeTimeout: One sample took longer than the probe's time limit.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> profile = profile_samples(TensorDataset(torch.zeros(100, 3)), samples=20)
+        >>> profile.tensors_per_batch, profile.batch_bytes
+        (1, 240)
+
+    Explained in: notebook 01
+    """
+    if samples < 1:
+        raise ValueError(f"samples={samples} must be at least 1.")
+    loader = dataset_or_dataloader if isinstance(dataset_or_dataloader, DataLoader) else None
+    dataset = loader.dataset if loader is not None else dataset_or_dataloader
+    clock = StageClock()
+    timed = with_clocks(dataset, clock)
+    with (
+        random_state_kept(*generators_of(loader)),
+        one_thread(),
+        time_limit(LIMIT_S, lambda: f"Fetching sample {clock.current}"),
+    ):
+        fetched = _fetch(timed, dataset, clock, samples)
+        if not fetched:
+            raise ValueError(
+                f"{type(dataset).__name__} has no samples to profile; expected at least one."
+            )
+        unbatched = (
+            loader is not None and loader.batch_sampler is None and loader.batch_size is None
+        )
+        size = 1 if unbatched else min(_batch_size(loader), len(fetched))
+        collate = loader.collate_fn if loader is not None else default_collate
+        batch, collate_s = _time_collate(collate, fetched[0] if unbatched else fetched[:size])
+    transfer_s, notes = _time_transfer(batch)
+    return _summarise(clock, batch, size, collate_s, transfer_s, notes)
+
+
+class StageClock:
+    """Wall and CPU nanoseconds by stage, and by sample."""
+
+    def __init__(self) -> None:
+        self.wall_ns: dict[str, int] = defaultdict(int)
+        self.cpu_ns: dict[str, int] = defaultdict(int)
+        self.sample_wall_ns: list[int] = []
+        self.sample_cpu_ns: list[int] = []
+        self.indices: list[Any] = []
+        self.current: Any = None
+
+    def timed(self, stage: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function and count its time for a stage."""
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.wall_ns[stage] += time.perf_counter_ns() - wall
+            self.cpu_ns[stage] += time.thread_time_ns() - cpu
+
+    def sample(self, index: Any, function: Callable[[], Any]) -> Any:
+        """Fetch one sample and count its time."""
+        self.current = index
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        item = function()
+        self.sample_wall_ns.append(time.perf_counter_ns() - wall)
+        self.sample_cpu_ns.append(time.thread_time_ns() - cpu)
+        self.indices.append(index)
+        return item
+
+    def reset(self) -> None:
+        """Forget the warm-up."""
+        self.__init__()  # type: ignore[misc]
+
+
+class Timed:
+    """A transform or reader that counts its time for a stage, and answers for what it wraps."""
+
+    def __init__(self, inner: Any, stage: str, clock: StageClock) -> None:
+        self.inner = inner
+        self.stage = stage
+        self.clock = clock
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what is wrapped."""
+        return self.clock.timed(self.stage, self.inner, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("inner", "stage", "clock") or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class TimedReader(Timed):
+    """A file reader such as `ImageFolder.loader`: reading the bytes apart from decoding them."""
+
+    def __call__(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read the file once for the page cache, then decode it."""
+        self.clock.timed(READ, _read_bytes, path)
+        return self.clock.timed(DECODE, self.inner, path, *args, **kwargs)
+
+
+def _read_bytes(path: Any) -> None:
+    try:
+        with open(path, "rb") as file:
+            file.read()
+    except (OSError, TypeError):
+        return  # not a file path: the reader itself will say what is wrong
+
+
+def with_clocks(dataset: Any, clock: StageClock) -> Any:
+    """A shallow copy of a dataset whose transforms and file reader carry clocks."""
+    if isinstance(dataset, Subset):
+        timed = copy.copy(dataset)
+        timed.dataset = with_clocks(dataset.dataset, clock)
+        return timed
+    if isinstance(dataset, ConcatDataset):
+        timed = copy.copy(dataset)
+        timed.datasets = [with_clocks(part, clock) for part in dataset.datasets]
+        return timed
+    attributes = getattr(dataset, "__dict__", {})
+    found = [name for name in TRANSFORM_ATTRIBUTES if callable(attributes.get(name))]
+    reads = callable(attributes.get("loader"))
+    try:
+        timed = copy.copy(dataset)  # what a sample opens lazily is opened on the copy only
+    except TypeError:  # holds something that cannot be copied: time it as one stage
+        return dataset
+    for name in found:
+        setattr(timed, name, _timed_transform(attributes[name], clock))
+    if reads:
+        timed.loader = TimedReader(attributes["loader"], DECODE, clock)
+    return timed
+
+
+def _timed_transform(transform: Any, clock: StageClock) -> Any:
+    """A transform with a clock around it, or, for a chain, around each of its links."""
+    steps = getattr(transform, "transforms", None)
+    if isinstance(steps, list | tuple) and all(callable(step) for step in steps):
+        chain = copy.copy(transform)
+        chain.transforms = [_timed_transform(step, clock) for step in steps]
+        return chain
+    parts = {
+        name: getattr(transform, name, None) for name in ("transform", "target_transform")
+    }  # torchvision's StandardTransform holds both
+    if any(callable(part) for part in parts.values()):
+        both = copy.copy(transform)
+        for name, part in parts.items():
+            if callable(part):
+                setattr(both, name, _timed_transform(part, clock))
+        return both
+    if isinstance(transform, torch.nn.Sequential):
+        return _Chain([_timed_transform(step, clock) for step in transform])
+    return Timed(transform, stage_name(transform), clock)
+
+
+class _Chain:
+    def __init__(self, steps: list[Any]) -> None:
+        self.steps = steps
+
+    def __call__(self, value: Any) -> Any:
+        for step in self.steps:
+            value = step(value)
+        return value
+
+
+def stage_name(function: Any) -> str:
+    """A transform's name: its class, or the function's own name.
+
+    Example:
+        >>> stage_name(len), stage_name(torch.nn.Identity())
+        ('len', 'Identity')
+    """
+    name = getattr(function, "__name__", None)
+    return name if name else type(function).__name__
+
+
+def _fetch(timed: Any, dataset: Any, clock: StageClock, samples: int) -> list[Any]:
+    """Fetch samples until there are enough or the budget is over."""
+    deadline = time.perf_counter() + BUDGET_S
+    fetched: list[Any] = []
+    source = (
+        _iterate(timed, clock)
+        if isinstance(dataset, IterableDataset)
+        else _pick(timed, clock, samples)
+    )
+    for number, item in enumerate(islice(source, samples + WARM_UP_SAMPLES)):
+        fetched.append(item)
+        if time.perf_counter() > deadline:
+            break
+        if number == WARM_UP_SAMPLES - 1:
+            clock.reset()
+    return fetched
+
+
+def _pick(dataset: Any, clock: StageClock, samples: int) -> Iterator[Any]:
+    """Samples spread evenly over a map-style dataset, the first of them again for warming up."""
+    count = len(dataset)
+    if count == 0:
+        return
+    spread = np.linspace(0, count - 1, num=min(samples, count)).astype(int).tolist()
+    for index in [*(spread[:1] * WARM_UP_SAMPLES), *spread]:
+        yield clock.sample(index, lambda index=index: dataset[index])
+
+
+def _iterate(dataset: Any, clock: StageClock) -> Iterator[Any]:
+    source = iter(dataset)
+    number = 0
+    while True:
+        try:
+            item = clock.sample(number, lambda: next(source))
+        except StopIteration:
+            return
+        number += 1
+        yield item
+
+
+def _batch_size(loader: DataLoader | None) -> int:
+    if loader is None:
+        return DEFAULT_BATCH_SIZE
+    if loader.batch_size is not None:
+        return loader.batch_size
+    return getattr(loader.batch_sampler, "batch_size", None) or DEFAULT_BATCH_SIZE
+
+
+def _time_collate(collate: Callable[[Any], Any], samples: Any) -> tuple[Any, float]:
+    """Collate the same samples a few times; returns a batch and the median seconds."""
+    times = []
+    for _ in range(COLLATE_REPEATS):
+        started = time.perf_counter()
+        batch = collate(samples)
+        times.append(time.perf_counter() - started)
+    return batch, float(np.median(times))
+
+
+class BatchSource(Dataset):
+    """Gives copies of one batch: what is left of a loader when preparing costs nothing."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return TRANSFER_BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self):
+            raise IndexError(index)
+        return clone_batch(self.batch)
+
+
+def _time_transfer(batch: Any) -> tuple[float | None, tuple[str, ...]]:
+    """Send copies of a batch from one worker, and take off what copying itself costs."""
+    source = BatchSource(clone_batch(batch))
+    clone_times = []
+    with one_thread():
+        for index in range(COLLATE_REPEATS):
+            started = time.perf_counter()
+            source[index]
+            clone_times.append(time.perf_counter() - started)
+    iterator = None
+    try:
+        with loader_warnings_hidden(), random_state_kept(), time_limit(LIMIT_S, "Sending batches"):
+            loader = DataLoader(source, batch_size=None, num_workers=1, collate_fn=_as_it_is)
+            iterator = iter(loader)
+            next(iterator)
+            started = time.perf_counter()
+            sent = sum(1 for _ in iterator)
+            elapsed = time.perf_counter() - started
+    except ProbeTimeout:
+        return None, ("Sending a batch from a worker took too long to be measured.",)
+    except (RuntimeError, OSError, AttributeError, TypeError, ImportError) as error:
+        return None, (f"Sending a batch from a worker failed: {type(error).__name__}: {error}",)
+    finally:
+        close_iterator(iterator)
+    return max(0.0, elapsed / sent - float(np.median(clone_times))), ()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _summarise(
+    clock: StageClock,
+    batch: Any,
+    batch_size: int,
+    collate_s: float,
+    transfer_s: float | None,
+    notes: Iterable[str],
+) -> SampleProfile:
+    import pandas as pd
+
+    count = max(1, len(clock.sample_wall_ns))
+    wall = np.array(clock.sample_wall_ns) / 1e9
+    rows = [
+        (stage, clock.wall_ns[stage] / count / 1e9, clock.cpu_ns[stage] / count / 1e9)
+        for stage in clock.wall_ns
+    ]
+    wall_mean, cpu_mean = float(wall.mean()), float(np.mean(clock.sample_cpu_ns)) / 1e9
+    rest = max(0.0, wall_mean - sum(row[1] for row in rows))
+    rest_cpu = max(0.0, cpu_mean - sum(row[2] for row in rows))
+    rows.append((REST, rest, rest_cpu))
+    rows.append((COLLATE, collate_s / batch_size, collate_s / batch_size))
+    stages = pd.DataFrame(rows, columns=["stage", "wall_s", "cpu_s"])
+    stages["wait_s"] = (stages["wall_s"] - stages["cpu_s"]).clip(lower=0.0)
+    stages["share"] = stages["wall_s"] / stages["wall_s"].sum()
+    median = float(np.median(wall))
+    slow = [
+        (index, seconds, seconds / median)
+        for index, seconds in zip(clock.indices, wall.tolist(), strict=True)
+        if median > 0 and seconds > SLOW_FACTOR * median
+    ]
+    return SampleProfile(
+        stages=stages,
+        sample_wall_s=wall_mean,
+        sample_cpu_s=min(cpu_mean, wall_mean),
+        collate_s=collate_s,
+        batch_size=batch_size,
+        batch_bytes=batch_bytes(batch),
+        tensors_per_batch=count_tensors(batch),
+        transfer_s=transfer_s,
+        slow_samples=pd.DataFrame(slow, columns=["index", "wall_s", "times_median"]),
+        samples=len(wall),
+        wall_s=wall,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,334 @@
+"""Which settings to use here, why, what they should bring, and what was refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dataloading.codes import Finding
+from dataloading.diagnosis import Diagnosis
+from dataloading.machine import Machine
+from dataloading.model import (
+    BatchCosts,
+    Prediction,
+    predict_dataloader,
+    resource_needs,
+    step_bounds,
+)
+from dataloading.results import Result, format_bytes, format_value
+from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
+from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
+
+ELSEWHERE = ("cpu-bound", "collate", "transfer", "per-sample-overhead")  # what no setting mends
+WORTH_KEEPING_S = 0.01  # workers are kept when that saves more than 1 % of the training
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Recommendation(Result):
+    """Settings for a loader, with reasons.
+
+    Attributes:
+        settings: What to set; the batch size stays as it is.
+        reasons: Setting -> why.
+        predicted: What the model expects of these settings; None where costs were not measured.
+        predicted_gain: Predicted rate over the predicted rate of the present settings; 1 when
+            nothing changes, None where it cannot be computed.
+        refused: What was considered and refused -> why.
+        advice: What is not a setting but would help, most useful first.
+    """
+
+    settings: LoaderSettings
+    reasons: Mapping[str, str]
+    predicted: Prediction | None
+    predicted_gain: float | None
+    refused: Mapping[str, str]
+    advice: tuple[str, ...]
+
+    def summary(self) -> str:
+        """The settings and the predicted gain."""
+        gain = self.predicted_gain
+        expects = "gain not predicted" if gain is None else f"predicted {gain:.2f}x"
+        return f"{self.settings.summary()} ({expects})"
+
+    def rows(self) -> list[tuple[str, Any]]:
+        """Each setting with its reason, then what was refused, then further advice."""
+        chosen = self.settings.kwargs()
+        gain = "not predicted" if self.predicted_gain is None else f"{self.predicted_gain:.2f}x"
+        return [
+            *((f"{name} = {value}", self.reasons.get(name, "")) for name, value in chosen.items()),
+            ("predicted gain", gain),
+            *((f"refused: {what}", why) for what, why in self.refused.items()),
+            *(("advice", text) for text in self.advice),
+        ]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the predicted run; returns the Axes."""
+        if self.predicted is None:
+            raise ValueError("Nothing to plot: the costs of a batch were not measured.")
+        return self.predicted.plot(ax=ax)
+
+
+def recommend_settings(
+    diagnosis: Diagnosis,
+    *,
+    machine: Machine | None = None,
+    epochs: int = 10,
+    memory_fraction: float = 0.8,
+) -> Recommendation:
+    """Choose settings from a diagnosis, within the limits of the machine.
+
+    Args:
+        diagnosis: What `diagnose_dataloader` found.
+        machine: Where training will run; None means where it was measured.
+        epochs: How many epochs will be trained; workers that live longer pay for their start.
+        memory_fraction: Share of the free memory, shared memory and open files that may be used.
+
+    Returns:
+        A `Recommendation`. Where the loader is not the problem, it keeps the present settings.
+
+    Raises:
+        ValueError: `epochs` or `memory_fraction` is out of range.
+
+    Explained in: notebook 00
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs} must be at least 1.")
+    if not 0 < memory_fraction <= 1:
+        raise ValueError(f"memory_fraction={memory_fraction} must be above 0 and at most 1.")
+    machine = machine or diagnosis.machine
+    evidence = diagnosis.evidence
+    present = evidence.settings
+    costs = evidence.costs
+    step_s = evidence.replay_step_s if evidence.replay_step_s is not None else evidence.step_s
+    refused: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    if costs is None or step_s is None:
+        reasons["num_workers"] = "kept: what a batch costs was not measured"
+        chosen = present
+    else:
+        chosen = _choose_workers(diagnosis, present, costs, step_s, machine, reasons, epochs)
+        chosen = _fit(chosen, costs, machine, memory_fraction, reasons, refused)
+    chosen = _choose_pinning(chosen, machine, reasons)
+    chosen = _choose_persistence(
+        chosen, diagnosis, costs, machine, epochs, memory_fraction, reasons
+    )
+    predicted = gain = None
+    if costs is not None and step_s is not None:
+        predicted = predict_dataloader(costs, chosen, step_s=step_s, machine=machine)
+        gain = _epoch_s(present, diagnosis, costs, step_s, machine, epochs) / max(
+            _epoch_s(chosen, diagnosis, costs, step_s, machine, epochs), 1e-12
+        )
+    return Recommendation(
+        settings=chosen,
+        reasons=reasons,
+        predicted=predicted,
+        predicted_gain=gain,
+        refused=refused,
+        advice=_advice(diagnosis.findings),
+    )
+
+
+def _choose_workers(
+    diagnosis: Diagnosis,
+    present: LoaderSettings,
+    costs: BatchCosts,
+    step_s: float,
+    machine: Machine,
+    reasons: dict[str, str],
+    epochs: int,
+) -> LoaderSettings:
+    """The present workers where they do, else the smallest number that is as good as any."""
+    wanted = best_workers(costs, step_s, machine)
+    cap = worker_cap(machine, costs.cpu_share)
+    candidates = {n: present.changed(num_workers=n) for n in {0, 1, wanted, present.num_workers}}
+    seconds = {
+        n: _epoch_s(s, diagnosis, costs, step_s, machine, epochs) for n, s in candidates.items()
+    }
+    allowed = {n: s for n, s in seconds.items() if n <= max(cap, 0)}
+    best = min(allowed.values())
+    now = seconds[present.num_workers]
+    if diagnosis.verdict in ("compute-bound", "host-bound") and present.num_workers <= cap:
+        reasons["num_workers"] = f"kept: the loader is not the problem ({diagnosis.verdict})"
+        return candidates[present.num_workers]
+    if diagnosis.verdict == "inconclusive" and present.num_workers <= cap:
+        reasons["num_workers"] = "kept: too few steps were measured to say more"
+        return candidates[present.num_workers]
+    if present.num_workers in allowed and now <= GOOD_ENOUGH * best:
+        reasons["num_workers"] = "kept: no other number is predicted to be faster"
+        return candidates[present.num_workers]
+    number = min(n for n, s in allowed.items() if s <= GOOD_ENOUGH * best)
+    reasons["num_workers"] = _why_workers(number, present.num_workers, costs, step_s, machine, cap)
+    return candidates[number]
+
+
+def _why_workers(
+    number: int, present: int, costs: BatchCosts, step_s: float, machine: Machine, cap: int
+) -> str:
+    if present > cap >= number:
+        return (
+            f"{present} workers on {machine.cpus_per_rank} usable CPUs only take turns; "
+            f"{number} do the same work"
+        )
+    if number == 0:
+        return "a batch is made faster than it can be handed over by a worker"
+    needed = math.ceil(costs.batch_s / step_s) if step_s > 0 else cap
+    bound = f"; the CPUs carry {cap}" if number < needed else ""
+    return (
+        f"a batch takes {costs.batch_s / max(step_s, 1e-9):.1f} train steps to prepare{bound}; "
+        f"CPU busy {costs.cpu_share:.0%} of that"
+    )
+
+
+def _epoch_s(
+    settings: LoaderSettings,
+    diagnosis: Diagnosis,
+    costs: BatchCosts,
+    step_s: float,
+    machine: Machine,
+    epochs: int,
+) -> float:
+    """Predicted seconds of one epoch, starts of workers included, averaged over the training."""
+    evidence = diagnosis.evidence
+    step = max(step_bounds(costs, settings, step_s, machine).values())
+    steps = evidence.steps_per_epoch
+    if not steps:
+        return step
+    start = 0.0
+    if settings.num_workers > 0 and evidence.num_workers:
+        start = evidence.epoch_restart_s or evidence.startup_s or 0.0
+        start = max(0.0, start - costs.batch_s) * settings.num_workers / evidence.num_workers
+    elif settings.num_workers > 0:
+        method = settings.multiprocessing_context or machine.start_method
+        start = START_S.get(method, START_S["spawn"]) * settings.num_workers
+    starts = 1 if settings.persistent_workers else epochs
+    return steps * step + start * starts / epochs
+
+
+START_S = {"fork": 0.02, "forkserver": 1.0, "spawn": 1.5}  # one worker, until its first batch
+
+
+def _fit(
+    settings: LoaderSettings,
+    costs: BatchCosts,
+    machine: Machine,
+    fraction: float,
+    reasons: dict[str, str],
+    refused: dict[str, str],
+) -> LoaderSettings:
+    """The largest part of the wished workers and prefetch that the machine's budgets hold."""
+    wished = settings
+    while settings.num_workers > 0 and (short := over_budget(settings, costs, machine, fraction)):
+        refused[f"{settings.num_workers} workers, prefetch {_prefetch(settings)}"] = short
+        if _prefetch(settings) > 1 and settings.num_workers == 1:
+            settings = replace(settings, prefetch_factor=_prefetch(settings) - 1)
+        else:
+            settings = replace(settings, num_workers=settings.num_workers - 1)
+    if settings.num_workers == 0 and wished.num_workers > 0:
+        reasons["num_workers"] = "no number of workers fits; loading stays in the training process"
+    elif settings != wished:
+        reasons["num_workers"] = "what fits: more would run out of memory, shared memory or files"
+    settings = settings.changed()
+    if settings.num_workers > 0:
+        settings = replace(settings, prefetch_factor=_prefetch(settings))
+        reasons["prefetch_factor"] = (
+            f"{settings.queued_batches} batches ready; more would add slack, not rate"
+        )
+    return settings
+
+
+def over_budget(
+    settings: LoaderSettings, costs: BatchCosts, machine: Machine, fraction: float = 0.8
+) -> str | None:
+    """Say which budget of the machine a setting would overrun, or None when it fits.
+
+    Args:
+        settings: Workers, prefetch and pinning.
+        costs: Size of a batch.
+        machine: What is free.
+        fraction: Share of it that may be used.
+
+    Returns:
+        A sentence with need and budget, or None.
+
+    Example:
+        >>> costs = BatchCosts(0, 0, 0, batch_size=64, batch_bytes=9_630_000, tensors=1)
+        >>> small = Machine(usable_cpus=8, shared_memory_free_bytes=64 * 2**20)
+        >>> over_budget(LoaderSettings(num_workers=2, prefetch_factor=2), costs, small) is None
+        True
+        >>> over_budget(LoaderSettings(num_workers=3, prefetch_factor=2), costs, small)
+        'needs 55.1 MiB of shared memory, and 80 % of what is free is 51.2 MiB'
+    """
+    needs = resource_needs(costs, settings, machine)
+    budgets = (
+        ("memory_bytes", machine.available_memory_bytes, "memory"),
+        ("shared_memory_bytes", machine.shared_memory_free_bytes, "shared memory"),
+    )
+    for name, free, what in budgets:
+        if free is not None and needs[name] > fraction * free:
+            return (
+                f"needs {format_bytes(needs[name])} of {what}, and {fraction:.0%} of what is free is "
+                f"{format_bytes(fraction * free)}"
+            ).replace("% of what", " % of what")
+    limit = machine.open_files_limit
+    if limit is not None and needs["open_files"] > fraction * limit:
+        return f"needs {needs['open_files']} open files, and the limit is {limit}"
+    return None
+
+
+def _choose_pinning(
+    settings: LoaderSettings, machine: Machine, reasons: dict[str, str]
+) -> LoaderSettings:
+    """Pin where there is an accelerator that copies from pinned memory."""
+    kinds = [a.kind for a in machine.accelerators]
+    pins = any(kind in ("cuda", "xpu") for kind in kinds)
+    if pins:
+        reasons["pin_memory"] = f"copies to {kinds[0]} can run beside training"
+    elif "mps" in kinds:
+        reasons["pin_memory"] = "not supported on MPS"
+    else:
+        reasons["pin_memory"] = "no accelerator to copy to"
+    return replace(settings, pin_memory=pins)
+
+
+def _choose_persistence(
+    settings: LoaderSettings,
+    diagnosis: Diagnosis,
+    costs: BatchCosts | None,
+    machine: Machine,
+    epochs: int,
+    fraction: float,
+    reasons: dict[str, str],
+) -> LoaderSettings:
+    """Keep workers between epochs: there is more than one, and they fit."""
+    if settings.num_workers == 0:
+        return replace(settings, persistent_workers=False)
+    if epochs == 1:
+        reasons["persistent_workers"] = "a single epoch starts its workers once anyway"
+        return replace(settings, persistent_workers=False)
+    reasons["persistent_workers"] = f"workers start once, not {epochs} times"
+    return replace(settings, persistent_workers=True)
+
+
+def _advice(findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    """Advice that is not a setting, from the findings that no setting mends."""
+    return tuple(f.advice for f in findings if f.code in ELSEWHERE)
+
+
+def _prefetch(settings: LoaderSettings) -> int:
+    return settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR
+
+
+def gain_text(gain: float | None) -> str:
+    """A predicted gain in words.
+
+    Example:
+        >>> gain_text(1.004), gain_text(2.5), gain_text(None)
+        ('no gain predicted', '2.5x the rate predicted', 'gain not predicted')
+    """
+    if gain is None:
+        return "gain not predicted"
+    if abs(gain - 1) < GOOD_ENOUGH - 1:
+        return "no gain predicted"
+    return f"{format_value('x', gain)}x the rate predicted"

@@ -1,0 +1,646 @@
+"""Where the time of each training step goes: waiting for data, moving it, training, the rest.
+
+The loop that measures never synchronises with the accelerator inside a step. On a GPU the steps are
+read off CUDA events after the loop; on a CPU, host clocks say the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from dataloading.batches import count_samples, move_to
+from dataloading.borrowing import Borrowed, borrowed
+from dataloading.progress import TimeBar, time_bar
+from dataloading.results import Result, format_seconds, format_value
+from dataloading.settings import LoaderSettings
+from dataloading.train_steps import METER, state_kept
+from dataloading.watchdog import ProbeTimeout, close_iterator, random_state_kept, time_limit
+from dataloading.worker_clock import WorkerCosts
+
+TrainStep = Callable[[Any], Any]
+
+OVERRUN_S = 0.5  # how far the last step may run past the budget before the watchdog ends it
+LEAST_LIMIT_S = 10.5  # spawned workers import torch first: even a short budget waits this long
+RESTART_SHARE = 0.2  # of the budget, kept for one restart of a loader with long epochs
+SPIKE_FACTOR = 3.0  # a step of more than 3 medians did something else than train
+MIN_STEADY_STEPS = 3  # below this, the discarded steps are used after all, with a note
+RATE_PARTS = 10  # the range of the rate is taken over this many parts of the run
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LoaderTiming(Result):
+    """Seconds of each steady step, and what start-up and epoch restarts cost apart from them.
+
+    Attributes:
+        wait_s: Array over steady steps: seconds the training waited for its batch.
+        transfer_s: Array: moving the batch to `device` (0 where no device was given).
+        step_s: Array: the train step itself, on a GPU as the GPU saw it.
+        other_s: Array: host work that is neither loading nor training (logging, hooks).
+        samples: Array: samples in each batch.
+        startup_s: From asking for an iterator to its first batch; None when not seen.
+        epoch_restart_s: Median seconds from the last step of an epoch to the first batch of the
+            next; None when no second epoch was seen.
+        steps_per_epoch: Batches in an epoch, where known.
+        fetch_s: Median seconds that one batch costs the process that prepares it, where known.
+        epoch_waits_s: First wait of each epoch after the first.
+        discarded_steps: Steps kept out of the steady figures: first batches and prefetch burst.
+        clock: "host" or "cuda events".
+        settings: The loader's settings, where it was a `DataLoader`.
+        workers: What a batch costs inside the workers, where it could be measured.
+        notes: What the reader should know about these figures.
+    """
+
+    wait_s: np.ndarray
+    transfer_s: np.ndarray
+    step_s: np.ndarray
+    other_s: np.ndarray
+    samples: np.ndarray
+    startup_s: float | None = None
+    epoch_restart_s: float | None = None
+    steps_per_epoch: int | None = None
+    fetch_s: float | None = None
+    discarded_steps: int = 0
+    clock: str = "host"
+    settings: LoaderSettings | None = None
+    workers: WorkerCosts | None = None
+    notes: tuple[str, ...] = ()
+
+    derived: ClassVar[tuple[str, ...]] = (
+        "steps",
+        "samples_per_s",
+        "slowest_samples_per_s",
+        "fastest_samples_per_s",
+        "wait_share",
+        "transfer_share",
+        "step_share",
+        "other_share",
+        "median_wait_s",
+        "p95_wait_s",
+        "overlap_ratio",
+        "epoch_s",
+    )
+
+    @property
+    def steps(self) -> int:
+        """How many steady steps stand behind the figures."""
+        return len(self.wait_s)
+
+    @property
+    def total_s(self) -> np.ndarray:
+        """Seconds of each steady step, all parts together."""
+        return self.wait_s + self.transfer_s + self.step_s + self.other_s
+
+    @property
+    def period_s(self) -> float:
+        """Mean seconds from one steady step to the next."""
+        return float(self.total_s.mean())
+
+    @property
+    def samples_per_s(self) -> float:
+        """Steady rate over the whole run, weighted by time."""
+        elapsed = float(self.total_s.sum())
+        return float(self.samples.sum()) / elapsed if elapsed > 0 else float("inf")
+
+    @property
+    def slowest_samples_per_s(self) -> float:
+        """Rate in the slowest tenth of the run."""
+        return float(self._part_rates().min())
+
+    @property
+    def fastest_samples_per_s(self) -> float:
+        """Rate in the fastest tenth of the run."""
+        return float(self._part_rates().max())
+
+    def _part_rates(self) -> np.ndarray:
+        parts = min(RATE_PARTS, self.steps)
+        chunks = np.array_split(np.arange(self.steps), parts)
+        seconds = np.array([max(self.total_s[c].sum(), 1e-9) for c in chunks])
+        return np.array([self.samples[c].sum() for c in chunks]) / seconds
+
+    def _share(self, part: np.ndarray) -> float:
+        elapsed = float(self.total_s.sum())
+        return float(part.sum()) / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the steady time spent waiting for data."""
+        return self._share(self.wait_s)
+
+    @property
+    def transfer_share(self) -> float:
+        """Share of the steady time spent moving batches to the device."""
+        return self._share(self.transfer_s)
+
+    @property
+    def step_share(self) -> float:
+        """Share of the steady time spent training."""
+        return self._share(self.step_s)
+
+    @property
+    def other_share(self) -> float:
+        """Share of the steady time spent on other work of the host."""
+        return self._share(self.other_s)
+
+    @property
+    def median_wait_s(self) -> float:
+        """Median wait of a steady step."""
+        return float(np.median(self.wait_s))
+
+    @property
+    def p95_wait_s(self) -> float:
+        """Wait that 95 % of the steady steps stay below."""
+        return float(np.percentile(self.wait_s, 95))
+
+    @property
+    def spike_share(self) -> float:
+        """Share of the steady time by which rare long steps exceed the median step."""
+        usual = float(np.median(self.step_s))
+        long = self.step_s[self.step_s > SPIKE_FACTOR * usual]
+        return self._share(long - usual) if usual > 0 else 0.0
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """How much of loading and training ran at the same time: 0 not at all, 1 fully.
+
+        (sum of fetch + sum of step - total) / the smaller sum; None when fetching was not measured
+        or there is nothing to overlap.
+        """
+        if self.fetch_s is None:
+            return None
+        fetch, step = self.fetch_s * self.steps, float(self.step_s.sum())
+        smaller = min(fetch, step)
+        if smaller <= 0:
+            return None
+        return float(np.clip((fetch + step - float(self.total_s.sum())) / smaller, 0.0, 1.0))
+
+    @property
+    def epoch_s(self) -> float | None:
+        """Estimated seconds of one later epoch: restart and steady steps."""
+        if self.steps_per_epoch is None:
+            return None
+        restart = self.epoch_restart_s if self.epoch_restart_s is not None else self.startup_s
+        return (restart or 0.0) + self.period_s * self.steps_per_epoch
+
+    def summary(self) -> str:
+        """Rate, and how the time of a step splits."""
+        parts = ", ".join(
+            f"{name} {format_value('x_share', self._share(getattr(self, f'{name}_s')))}"
+            for name in ("wait", "transfer", "step", "other")
+        )
+        rate = format_value("samples_per_s", self.samples_per_s)
+        return f"{rate}, {format_seconds(self.period_s)} a step ({parts}) over {self.steps} steps"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw how the time of a step splits; returns the Axes."""
+        from dataloading.plots import plot_time_split
+
+        return plot_time_split(self, ax=ax)
+
+
+@dataclass
+class StepLog:
+    """Raw marks of a run, one entry per step, before anything is left out."""
+
+    epoch: list[int] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)
+    transfer_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    other_s: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    startup_s: float | None = None
+    restarts_s: list[float] = field(default_factory=list)
+    steps_per_epoch: int | None = None
+
+    def add(
+        self,
+        epoch: int,
+        wait_s: float,
+        step_s: float,
+        samples: int,
+        transfer_s: float = 0.0,
+        other_s: float = 0.0,
+    ) -> None:
+        """Note one step."""
+        self.epoch.append(epoch)
+        self.wait_s.append(wait_s)
+        self.transfer_s.append(transfer_s)
+        self.step_s.append(step_s)
+        self.other_s.append(other_s)
+        self.samples.append(samples)
+
+    def forget(self, keep: int) -> None:
+        """Drop the oldest steps beyond `keep`."""
+        surplus = len(self.epoch) - keep
+        if surplus > 0:
+            for column in (
+                self.epoch,
+                self.wait_s,
+                self.transfer_s,
+                self.step_s,
+                self.other_s,
+                self.samples,
+            ):
+                del column[:surplus]
+
+    def timing(
+        self,
+        *,
+        clock: str = "host",
+        settings: LoaderSettings | None = None,
+        workers: WorkerCosts | None = None,
+        note: str | None = None,
+    ) -> LoaderTiming:
+        """Leave out start-up and prefetch burst, and summarise the rest."""
+        queued_batches = settings.queued_batches if settings is not None else 0
+        keep = steady_steps(np.array(self.epoch), queued_batches)
+        notes = [note] if note else []
+        if keep.sum() < MIN_STEADY_STEPS:
+            keep = np.arange(len(self.epoch)) > 0 if len(self.epoch) > 1 else np.array([True])
+            notes.append(
+                "The run or its epochs are too short for steady figures: start-up is part of them."
+            )
+        waits = np.array(self.wait_s)[keep]
+        if workers is not None:
+            fetch_s = workers.batch_s
+        else:  # without workers, waiting is fetching
+            fetch_s = float(np.median(waits)) if queued_batches == 0 else None
+        return LoaderTiming(
+            wait_s=waits,
+            transfer_s=np.array(self.transfer_s)[keep],
+            step_s=np.array(self.step_s)[keep],
+            other_s=np.array(self.other_s)[keep],
+            samples=np.array(self.samples)[keep],
+            startup_s=self.startup_s,
+            epoch_restart_s=float(np.median(self.restarts_s)) if self.restarts_s else None,
+            steps_per_epoch=self.steps_per_epoch,
+            fetch_s=fetch_s,
+            discarded_steps=int((~keep).sum()),
+            clock=clock,
+            settings=settings,
+            workers=workers,
+            notes=tuple(notes),
+        )
+
+
+def steady_steps(epoch: np.ndarray, queued_batches: int) -> np.ndarray:
+    """Which steps show the steady state.
+
+    Left out are the first step of the run and, with workers, the first batch of each epoch, the
+    batches that were prepared while the first one was awaited (twice the queue, at most a third of
+    the epoch) and the drain at its end (the queue, at most a sixth).
+
+    Args:
+        epoch: Epoch number of each step, ascending; shape (steps,).
+        queued_batches: Workers x prefetch factor; 0 without workers.
+
+    Returns:
+        Boolean array of shape (steps,).
+    """
+    keep = np.ones(len(epoch), dtype=bool)
+    keep[:1] = False
+    if queued_batches == 0:
+        return keep
+    for number in np.unique(epoch):
+        steps = np.flatnonzero(epoch == number)
+        burst = max(1, min(2 * queued_batches, len(steps) // 3))
+        drain = min(queued_batches, len(steps) // 6)
+        keep[steps[:burst]] = False
+        keep[steps[len(steps) - drain :]] = False
+    return keep
+
+
+class HostClock:
+    """Times steps with the host's clock: right wherever the step ends when its call returns."""
+
+    name = "host"
+
+    def __init__(self, log: StepLog) -> None:
+        self.log = log
+        self._left = time.perf_counter()
+
+    def asks(self) -> None:
+        """The loop is about to ask for a batch."""
+        self._asked = time.perf_counter()
+
+    def got(self) -> None:
+        """The batch is there."""
+        self._got = time.perf_counter()
+
+    def moved(self) -> None:
+        """The batch is on the device."""
+        self._moved = time.perf_counter()
+        self._busy = METER.busy_s
+
+    def stepped(self, epoch: int, samples: int, *, first: bool) -> None:
+        """The train step has returned."""
+        now = time.perf_counter()
+        call = now - self._moved
+        busy = METER.busy_s - self._busy
+        step = busy if busy > 0 else call
+        loop = 0.0 if first else self._asked - self._left
+        self.log.add(
+            epoch,
+            wait_s=self._got - self._asked,
+            step_s=step,
+            samples=samples,
+            transfer_s=self._moved - self._got,
+            other_s=max(0.0, call - step) + max(0.0, loop),
+        )
+        self._left = time.perf_counter()
+
+    def finish(self) -> None:
+        """Nothing is pending on the host."""
+
+
+class CudaClock:
+    """Times steps with CUDA events, read once at the end: two synchronisations a run.
+
+    The GPU's idle gap before a step counts as waiting only as far as the host was waiting for data
+    at that time; the rest of the gap is other work of the host.
+    """
+
+    name = "cuda events"
+
+    def __init__(self, log: StepLog, cuda: Any = torch.cuda) -> None:
+        self.log = log
+        self._cuda = cuda
+        self._marks: list[tuple[Any, Any, Any]] = []
+        self._host: list[tuple[int, float, int, bool]] = []
+        cuda.synchronize()
+
+    def _event(self) -> Any:
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def asks(self) -> None:
+        """The loop is about to ask for a batch."""
+        self._asked = time.perf_counter()
+
+    def got(self) -> None:
+        """The batch is there."""
+        self._wait = time.perf_counter() - self._asked
+        self._start = self._event()
+
+    def moved(self) -> None:
+        """The copy to the device is queued."""
+        self._on_device = self._event()
+
+    def stepped(self, epoch: int, samples: int, *, first: bool) -> None:
+        """The train step is queued."""
+        self._marks.append((self._start, self._on_device, self._event()))
+        self._host.append((epoch, self._wait, samples, first))
+
+    def finish(self) -> None:
+        """Wait for the GPU once and read all events."""
+        self._cuda.synchronize()
+        ended = None
+        for (start, on_device, end), (epoch, wait, samples, first) in zip(
+            self._marks, self._host, strict=True
+        ):
+            gap = wait if ended is None or first else ended.elapsed_time(start) / 1e3
+            exposed = min(wait, gap)
+            self.log.add(
+                epoch,
+                wait_s=exposed,
+                step_s=on_device.elapsed_time(end) / 1e3,
+                samples=samples,
+                transfer_s=start.elapsed_time(on_device) / 1e3,
+                other_s=max(0.0, gap - exposed),
+            )
+            ended = end
+        self._marks.clear()
+
+
+def measure_dataloader(
+    dataloader: Iterable[Any],
+    train_step: TrainStep | None = None,
+    *,
+    seconds: float = 10.0,
+    max_steps: int | None = None,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> LoaderTiming:
+    """Measure where the time of a training loop goes.
+
+    A `DataLoader` is measured through a copy with clocks inside its workers, so the loader, the
+    random states and (with `make_train_step`) the model stay as they were. A loader that cannot be
+    copied is measured as it is.
+
+    Args:
+        dataloader: A `DataLoader`, or anything that yields batches.
+        train_step: Called with each batch; None measures the loader alone.
+        seconds: Time budget, start-up included.
+        max_steps: Stop after this many batches; None means as many as the time allows.
+        device: Move each batch there first, and time it; None leaves moving to `train_step`.
+        progress: Show a progress bar.
+
+    Returns:
+        A `LoaderTiming`.
+
+    Raises:
+        ValueError: A bad argument, or a loader that delivers no batch.
+        ProbeTimeout: A batch or a step took far longer than the budget.
+
+    Example:
+        >>> loader = DataLoader(range(100), batch_size=10)
+        >>> timing = measure_dataloader(loader, seconds=0.2, progress=False)
+        >>> timing.steps_per_epoch
+        10
+
+    Explained in: notebook 01
+    """
+    _check_budget(seconds, max_steps)
+    with borrowed(dataloader, clocks=True) as lent, state_kept(train_step):
+        log = StepLog(steps_per_epoch=length_of(dataloader))
+        clock = _make_clock(log)
+        doing = (
+            "Measuring the loader alone" if train_step is None else "Measuring the training loop"
+        )
+        with time_bar(seconds, doing, progress) as bar:
+            loop = _Loop(lent, train_step, clock, max_steps=max_steps, device=device, bar=bar)
+            note = loop.run(seconds)
+        clock.finish()
+        if not log.epoch:
+            raise ValueError(_nothing_delivered(dataloader))
+        workers = lent.records.summary() if lent.records is not None else None
+        return log.timing(clock=clock.name, settings=lent.settings, workers=workers, note=note)
+
+
+def measure_replay(
+    batch: Any,
+    train_step: TrainStep,
+    *,
+    seconds: float = 2.0,
+    max_steps: int = 200,
+    device: str | torch.device | None = None,
+) -> LoaderTiming:
+    """Train on one fixed batch again and again: what the step could do if data were free.
+
+    Args:
+        batch: A batch of the loader.
+        train_step: Called with the batch.
+        seconds: Time budget.
+        max_steps: Stop after this many steps.
+        device: Move the batch there once, before the clock starts.
+
+    Returns:
+        A `LoaderTiming` without waits.
+    """
+    if device is not None:
+        batch = move_to(batch, torch.device(device), non_blocking=False)
+    samples = count_samples(batch)
+    log = StepLog()
+    with (
+        random_state_kept(),
+        state_kept(train_step),
+        time_limit(max(seconds + OVERRUN_S, LEAST_LIMIT_S), "Replaying one batch"),
+    ):
+        clock = _make_clock(log)
+        deadline = time.perf_counter() + seconds
+        for number in range(max_steps):
+            clock.asks()
+            clock.got()
+            clock.moved()
+            train_step(batch)
+            clock.stepped(0, samples, first=number == 0)
+            if time.perf_counter() > deadline:
+                break
+        clock.finish()
+    return log.timing(clock=clock.name)
+
+
+def _check_budget(seconds: float, max_steps: int | None) -> None:
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"seconds={seconds} must be a finite number above 0.")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps={max_steps} must be at least 1.")
+
+
+def length_of(dataloader: Any) -> int | None:
+    """Batches of an epoch, or None where the loader does not know."""
+    try:
+        return len(dataloader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _nothing_delivered(dataloader: Any) -> str:
+    text = "The loader delivered no batch"
+    dataset = getattr(dataloader, "dataset", None)
+    if dataset is None:
+        return f"{text}; expected an iterable that yields batches."
+    return (
+        f"{text}: its dataset ({type(dataset).__name__}) has {length_of(dataset)} samples, the batch "
+        f"size is {getattr(dataloader, 'batch_size', None)} and drop_last is "
+        f"{getattr(dataloader, 'drop_last', None)}. Expected at least one batch an epoch."
+    )
+
+
+def _make_clock(log: StepLog) -> HostClock | CudaClock:
+    return CudaClock(log) if torch.cuda.is_available() else HostClock(log)
+
+
+class _Loop:
+    """A training loop that marks each of its steps."""
+
+    def __init__(
+        self,
+        lent: Borrowed,
+        train_step: TrainStep | None,
+        clock: HostClock | CudaClock,
+        *,
+        max_steps: int | None,
+        device: str | torch.device | None,
+        bar: TimeBar,
+    ) -> None:
+        self.dataloader = lent.loader
+        self.train_step = train_step
+        self.clock = clock
+        self.log = clock.log
+        self.steps_left = max_steps
+        self.device = None if device is None else torch.device(device)
+        self.bar = bar
+        self.batched = lent.batched
+        self.doing = "Starting"
+        self.epochs = 0
+        self.ended_s: float | None = None  # when the last step of the last whole epoch was done
+
+    def run(self, seconds: float) -> str | None:
+        """Go through epochs for `seconds`; returns a note when it had to be cut short."""
+        begun = time.perf_counter()
+        deadline = begun + seconds
+        try:
+            with time_limit(max(seconds + OVERRUN_S, LEAST_LIMIT_S), lambda: self.doing):
+                # a long first epoch leaves time for one restart; short ones bring their own
+                self.epoch(deadline - RESTART_SHARE * seconds)
+                while time.perf_counter() < deadline and self.steps_left != 0:
+                    if not self.epoch(deadline):
+                        break
+        except ProbeTimeout as error:
+            if not self.log.epoch:
+                raise
+            return f"{error} The figures are those of the steps before."
+        return None
+
+    def epoch(self, until_s: float) -> bool:
+        """Go through one epoch, or as much of it as the time allows.
+
+        Returns:
+            Whether the loader had anything to deliver.
+        """
+        restarting = self.epochs > 0
+        asked = time.perf_counter()
+        self.doing = f"Waiting for the first batch of epoch {self.epochs}"
+        self.clock.asks()
+        iterator = iter(self.dataloader)
+        try:
+            for number in itertools.count():
+                if number:
+                    self.doing = f"Waiting for batch {number} of epoch {self.epochs}"
+                    self.clock.asks()
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    self.log.steps_per_epoch = number
+                    return number > 0
+                self.clock.got()
+                if number == 0:
+                    self._note_first_batch(asked, restarting)
+                self._step(batch, number)
+                self.ended_s = time.perf_counter()
+                if self.steps_left == 0 or self.ended_s > until_s:
+                    self.ended_s = None  # cut short: what follows is not an ordinary restart
+                    return True
+            raise AssertionError("an endless count has ended")
+        finally:
+            self.epochs += 1
+            if iterator is not getattr(self.dataloader, "_iterator", None):
+                close_iterator(iterator)
+
+    def _note_first_batch(self, asked_s: float, restarting: bool) -> None:
+        now = time.perf_counter()
+        if restarting:
+            self.log.restarts_s.append(now - (self.ended_s or asked_s))
+        else:
+            self.log.startup_s = now - asked_s
+
+    def _step(self, batch: Any, number: int) -> None:
+        if self.device is not None:
+            batch = move_to(batch, self.device)
+        self.clock.moved()
+        if self.train_step is not None:
+            self.doing = f"Train step {len(self.log.epoch)}"
+            self.train_step(batch)
+        samples = count_samples(batch, batched=self.batched)
+        self.clock.stepped(self.epochs, samples, first=number == 0)
+        self.bar.update()
+        if self.steps_left is not None:
+            self.steps_left -= 1

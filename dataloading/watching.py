@@ -1,0 +1,179 @@
+"""Watching a loader inside anyone's training loop, the way `tqdm` is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from dataloading.batches import count_samples
+from dataloading.diagnosis import Diagnosis, diagnose
+from dataloading.evidence import Evidence
+from dataloading.machine import inspect_machine
+from dataloading.results import format_seconds, format_value
+from dataloading.settings import LoaderSettings, ineffective_options
+from dataloading.timing import LoaderTiming, StepLog
+
+STEPS_KEPT = 20_000  # per loader; a run of days must not fill the memory with its own timings
+
+
+@dataclass
+class EpochTotals:
+    """Sums over one epoch, its first batch included."""
+
+    steps: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    step_s: float = 0.0
+    worst_wait_s: float = 0.0
+    worst_batch: int = 0
+
+    def add(self, wait_s: float, step_s: float, samples: int) -> None:
+        """Count one step."""
+        if wait_s > self.worst_wait_s:
+            self.worst_wait_s, self.worst_batch = wait_s, self.steps
+        self.steps += 1
+        self.samples += samples
+        self.wait_s += wait_s
+        self.step_s += step_s
+
+    def line(self) -> str:
+        """Rate, share of waiting and the worst wait, in one line."""
+        elapsed = max(self.wait_s + self.step_s, 1e-9)
+        return (
+            f"{format_value('samples_per_s', self.samples / elapsed)}, waiting for data "
+            f"{format_value('wait_share', self.wait_s / elapsed)} of the time, "
+            f"worst wait {format_seconds(self.worst_wait_s)} (batch {self.worst_batch})"
+        )
+
+
+class WatchedLoader:
+    """A loader that notes, step by step, how long the training loop waited for it.
+
+    It answers for the loader in every other way: `len`, attributes, `set_epoch`.
+    """
+
+    def __init__(self, dataloader: Any, *, report: bool = True) -> None:
+        self._loader = dataloader
+        self._report = report
+        self._log = StepLog()
+        self._epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        clock = time.perf_counter
+        log, epoch = self._log, self._epochs
+        self._epochs += 1
+        seen = EpochTotals()
+        batched = getattr(self._loader, "batch_sampler", True) is not None
+        asked = clock()
+        try:
+            for number, batch in enumerate(self._loader, start=1):
+                got = clock()
+                if number == 1:
+                    self._note_first_batch(got - asked, epoch)
+                samples = count_samples(batch, batched=batched)
+                given = clock()
+                yield batch
+                back = clock()
+                log.add(epoch, got - asked, back - given, samples)
+                seen.add(got - asked, back - given, samples)
+                asked = clock()
+            log.steps_per_epoch = seen.steps or log.steps_per_epoch
+        finally:
+            log.forget(STEPS_KEPT)
+            if self._report and seen.steps:
+                print(f"epoch {epoch}: {seen.line()}")
+
+    def _note_first_batch(self, wait_s: float, epoch: int) -> None:
+        if epoch == 0:
+            self._log.startup_s = wait_s
+        else:
+            self._log.restarts_s.append(wait_s)
+
+    @property
+    def timing(self) -> LoaderTiming:
+        """What was seen so far.
+
+        Raises:
+            ValueError: No batch has been delivered yet.
+        """
+        if not self._log.epoch:
+            raise ValueError("Nothing was watched yet: iterate over the loader first.")
+        loader = self._loader
+        settings = LoaderSettings.of(loader) if isinstance(loader, DataLoader) else None
+        return self._log.timing(settings=settings)
+
+    def diagnosis(self) -> Diagnosis:
+        """Judge what was seen, without any extra run."""
+        timing = self.timing
+        evidence = Evidence(
+            dropped_settings=ineffective_options(self._loader),
+            reasons={"cpu_s": "watching sees waits and steps, not what a sample costs"},
+        ).with_timing(timing)
+        return diagnose(evidence, inspect_machine(), timing=timing)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to the loader, or to the sampler or dataset that wants it.
+
+        Raises:
+            AttributeError: None of them has a `set_epoch`.
+        """
+        loader = self._loader
+        owners = (
+            loader,
+            getattr(loader, "sampler", None),
+            getattr(loader, "batch_sampler", None),
+            getattr(loader, "dataset", None),
+        )
+        for owner in owners:
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
+                return
+        raise AttributeError(
+            f"Neither the loader ({type(loader).__name__}) nor its sampler, batch sampler or "
+            "dataset has set_epoch."
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __repr__(self) -> str:
+        return f"watched {type(self._loader).__name__} ({len(self._log.epoch)} steps seen)"
+
+
+def watch_dataloader(dataloader: Any, *, report: bool = True) -> WatchedLoader:
+    """Watch a loader in your own training loop: `for batch in watch_dataloader(loader):`.
+
+    Watching keeps everything as it is: the loader is iterated as your loop would, nothing is
+    synchronised, and each step costs a few clock readings.
+
+    Args:
+        dataloader: A `DataLoader`, or anything that yields batches.
+        report: Print one line per epoch: rate, share of time waiting, worst wait.
+
+    Returns:
+        The loader, watched; `.timing` and `.diagnosis()` tell what was seen.
+
+    Raises:
+        TypeError: The argument cannot be iterated.
+
+    Example:
+        >>> loader = watch_dataloader(DataLoader(range(100), batch_size=10), report=False)
+        >>> for batch in loader:
+        ...     pass
+        >>> loader.timing.steps_per_epoch, len(loader)
+        (10, 10)
+
+    Explained in: notebook 01
+    """
+    if not hasattr(dataloader, "__iter__") and not hasattr(dataloader, "__getitem__"):
+        raise TypeError(f"Expected a loader to iterate over, got {type(dataloader).__name__}.")
+    return WatchedLoader(dataloader, report=report)

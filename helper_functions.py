@@ -1,0 +1,160 @@
+"""Find, fix and prove PyTorch data-loading bottlenecks: the four moves, and the course's helpers.
+
+    baseline   measure_dataloader(loader, train_step)
+    diagnose   diagnosis = diagnose_dataloader(loader, train_step)
+    tune       recommendation = recommend_settings(diagnosis)
+    prove      compare_dataloaders(loader, rebuild_dataloader(loader, recommendation.settings))
+
+Run as a script, this file makes all four moves on a folder of images and writes a report:
+`python helper_functions.py IMAGE_DIR`. It also has the helpers of the Learn PyTorch course, with the
+same names, so it can take the place of their `helper_functions.py`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dataloading.arms import gather_evidence, measure_arms, profile_or_reason
+from dataloading.comparison import Comparison, compare_dataloaders
+from dataloading.course import (
+    accuracy_fn,
+    download_data,
+    plot_decision_boundary,
+    plot_loss_curves,
+    plot_predictions,
+    pred_and_plot_image,
+    print_train_time,
+    set_seeds,
+    walk_through_dir,
+)
+from dataloading.diagnosis import Diagnosis, diagnose
+from dataloading.machine import Machine, inspect_machine
+from dataloading.model import Prediction, predict_dataloader
+from dataloading.monitoring import monitor_resources
+from dataloading.profiling import SampleProfile, profile_samples
+from dataloading.recommendation import Recommendation, recommend_settings
+from dataloading.settings import LoaderSettings, rebuild_dataloader
+from dataloading.timing import LoaderTiming, TrainStep, measure_dataloader
+from dataloading.train_steps import make_train_step, simulated_train_step
+from dataloading.watching import watch_dataloader
+
+if TYPE_CHECKING:
+    from dataloading.plots import (
+        plot_ceilings,
+        plot_comparison,
+        plot_gpu_curve,
+        plot_memory,
+        plot_sample_stages,
+        plot_time_split,
+        plot_timeline,
+        plot_waits,
+        plot_worker_curve,
+    )
+    from dataloading.widgets import explore_settings, live_monitor
+
+__all__ = [
+    "Comparison",
+    "Diagnosis",
+    "LoaderSettings",
+    "LoaderTiming",
+    "Machine",
+    "Prediction",
+    "Recommendation",
+    "SampleProfile",
+    "accuracy_fn",
+    "compare_dataloaders",
+    "diagnose_dataloader",
+    "download_data",
+    "explore_settings",
+    "inspect_machine",
+    "live_monitor",
+    "make_train_step",
+    "measure_dataloader",
+    "monitor_resources",
+    "plot_ceilings",
+    "plot_comparison",
+    "plot_decision_boundary",
+    "plot_gpu_curve",
+    "plot_loss_curves",
+    "plot_memory",
+    "plot_predictions",
+    "plot_sample_stages",
+    "plot_time_split",
+    "plot_timeline",
+    "plot_waits",
+    "plot_worker_curve",
+    "pred_and_plot_image",
+    "predict_dataloader",
+    "print_train_time",
+    "profile_samples",
+    "rebuild_dataloader",
+    "recommend_settings",
+    "set_seeds",
+    "simulated_train_step",
+    "walk_through_dir",
+    "watch_dataloader",
+]
+
+ARMS_SHARE = 0.7  # of a diagnosis' time; the rest goes to profiling samples
+
+
+def diagnose_dataloader(
+    dataloader: Any,
+    train_step: TrainStep | None = None,
+    *,
+    seconds: float = 30.0,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> Diagnosis:
+    """Find out why a training loop is as fast as it is.
+
+    Measures the real loop, training on one fixed batch and the loader alone, watches the machine
+    meanwhile, profiles samples stage by stage, and lets the rules judge.
+
+    Args:
+        dataloader: A `DataLoader`, or anything that yields batches.
+        train_step: Called with each batch; None diagnoses the loader alone.
+        seconds: Time budget.
+        device: Move each batch there first, and time it; None leaves moving to `train_step`.
+        progress: Show progress bars.
+
+    Returns:
+        A `Diagnosis`: verdict, cause, ranked findings with evidence, ceilings.
+
+    Raises:
+        ValueError: A bad argument, or a loader that delivers no batch.
+        ProbeTimeout: No batch arrived within the time.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> loader = DataLoader(range(1000), batch_size=10)
+        >>> diagnosis = diagnose_dataloader(loader, simulated_train_step(0.002), seconds=2)
+        ... # doctest: +SKIP
+
+    Explained in: notebook 00
+    """
+    machine = inspect_machine()
+    with monitor_resources() as trace:
+        arms = measure_arms(
+            dataloader, train_step, seconds=seconds * ARMS_SHARE, device=device, progress=progress
+        )
+    profile, reason = profile_or_reason(dataloader)
+    evidence = gather_evidence(dataloader, arms, profile, trace, reason)
+    return diagnose(evidence, machine, timing=arms.real, profile=profile, trace=trace)
+
+
+def __getattr__(name: str) -> Any:
+    """Load pictures and widgets, and with them matplotlib and ipywidgets, only when used."""
+    if name in __all__:
+        part = "dataloading.plots" if name.startswith("plot_") else "dataloading.widgets"
+        return getattr(import_module(part), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if __name__ == "__main__":
+    from dataloading.command import main
+
+    main(diagnose_dataloader)
