@@ -167,7 +167,7 @@ def default_loader(
         raise OSError(broken[0][1] + more)
     generator = torch.Generator().manual_seed(SEED)
     with loader_warnings_hidden():
-        loader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=batch_size,
             shuffle=True,

@@ -388,7 +388,11 @@ def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     restart, steps, period = evidence.epoch_restart_s, evidence.steps_per_epoch, evidence.period_s
     if restart is None or not steps or period is None or not evidence.num_workers:
         return None
-    share = restart / (restart + steps * period)
+    costs = evidence.costs
+    # The first batch must be prepared in any case; only what comes on top can be saved.
+    first_batch = evidence.worker_batch_s or (costs.batch_s if costs is not None else 0.0)
+    avoidable = max(0.0, restart - first_batch)
+    share = avoidable / (restart + steps * period)
     if share < RESTART_SHARE:
         return None
     advice = None
@@ -396,11 +400,12 @@ def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         advice = "The workers are kept already; look at what the sampler or the first batch does."
     return finding(
         "epoch-startup",
-        f"Each epoch of {steps} batches begins with {format_seconds(restart)} of waiting, "
-        f"{share:.0%} of its time.",
+        f"Each epoch of {steps} batches begins with {format_seconds(restart)} of waiting; "
+        f"{format_seconds(avoidable)} of it, {share:.0%} of the epoch, is not the first batch's work.",
         {
             "epoch_restart_s": restart,
-            "restart_share": share,
+            "first_batch_s": first_batch,
+            "avoidable_share": share,
             "threshold_share": RESTART_SHARE,
             "steps_per_epoch": steps,
             "period_s": period,

@@ -96,7 +96,7 @@ class Evidence(Result):
     def with_timing(self, timing: LoaderTiming) -> Evidence:
         """Add what a run of the real loop showed."""
         settings = timing.settings
-        seen = {
+        seen: dict[str, Any] = {
             "steps": timing.steps,
             "wait_share": timing.wait_share,
             "transfer_share": timing.transfer_share,
@@ -121,11 +121,11 @@ class Evidence(Result):
 
     def with_profile(self, profile: SampleProfile, costs: BatchCosts) -> Evidence:
         """Add what a sample and a batch cost."""
-        top = profile.stages.loc[profile.stages["wall_s"].idxmax()]
+        top = profile.top_stage
         return replace(
             self,
-            top_stage=str(top["stage"]),
-            top_stage_share=float(top["share"]),
+            top_stage=top[0],
+            top_stage_share=top[1],
             sample_wall_s=profile.sample_wall_s,
             sample_cpu_s=profile.sample_cpu_s,
             collate_s=self.collate_s if self.collate_s is not None else profile.collate_s,

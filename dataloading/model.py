@@ -306,7 +306,7 @@ def _play_alone(
     factors: np.ndarray,
     startup_s: float,
 ) -> list[tuple[float, ...]]:
-    rows = []
+    rows: list[tuple[float, ...]] = []
     now = startup_s
     for number, factor in enumerate(factors):
         ready = now + factor * (costs.cpu_s + costs.wait_s)

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +96,19 @@ class SampleProfile(Result):
         cpu = self.sample_cpu_s * self.batch_size + self.collate_s
         return min(1.0, cpu / self.batch_s) if self.batch_s > 0 else 1.0
 
+    @property
+    def top_stage(self) -> tuple[str, float]:
+        """Name and share of the dearest stage."""
+        row = int(self.stages["wall_s"].to_numpy().argmax())
+        return str(self.stages["stage"].iloc[row]), float(self.stages["share"].iloc[row])
+
     def rows(self) -> list[tuple[str, Any]]:
         """Each stage, then the batch."""
         stages = [
-            (str(row.stage), f"{format_seconds(row.wall_s)} ({row.share:.0%})")
-            for row in self.stages.itertuples()
+            (stage, f"{format_seconds(wall_s)} ({share:.0%})")
+            for stage, wall_s, share in self.stages[["stage", "wall_s", "share"]]
+            .to_numpy()
+            .tolist()
         ]
         return [
             *stages,
@@ -111,11 +120,11 @@ class SampleProfile(Result):
 
     def summary(self) -> str:
         """Cost of a sample and its largest stage."""
-        top = self.stages.loc[self.stages["wall_s"].idxmax()]
+        stage, share = self.top_stage
         return (
             f"{format_seconds(self.sample_wall_s)} a sample "
             f"(CPU busy {self.sample_cpu_s / max(self.sample_wall_s, 1e-12):.0%}), "
-            f"most of it {top['stage']} ({top['share']:.0%}), over {self.samples} samples"
+            f"most of it {stage} ({share:.0%}), over {self.samples} samples"
         )
 
     def plot(self, ax: Any = None) -> Any:
@@ -144,9 +153,9 @@ def profile_samples(
 
     Example:
         >>> from torch.utils.data import TensorDataset
-        >>> profile = profile_samples(TensorDataset(torch.zeros(100, 3)), samples=20)
-        >>> profile.tensors_per_batch, profile.batch_bytes
-        (1, 240)
+        >>> profile = profile_samples(TensorDataset(torch.zeros(100, 3)))
+        >>> profile.samples, profile.tensors_per_batch, profile.batch_bytes
+        (64, 1, 384)
 
     Explained in: notebook 01
     """
@@ -248,24 +257,19 @@ def _read_bytes(path: Any) -> None:
 
 def with_clocks(dataset: Any, clock: StageClock) -> Any:
     """A shallow copy of a dataset whose transforms and file reader carry clocks."""
-    if isinstance(dataset, Subset):
-        timed = copy.copy(dataset)
-        timed.dataset = with_clocks(dataset.dataset, clock)
-        return timed
-    if isinstance(dataset, ConcatDataset):
-        timed = copy.copy(dataset)
-        timed.datasets = [with_clocks(part, clock) for part in dataset.datasets]
-        return timed
-    attributes = getattr(dataset, "__dict__", {})
-    found = [name for name in TRANSFORM_ATTRIBUTES if callable(attributes.get(name))]
-    reads = callable(attributes.get("loader"))
     try:
-        timed = copy.copy(dataset)  # what a sample opens lazily is opened on the copy only
+        timed: Any = copy.copy(dataset)  # what a sample opens lazily is opened on the copy only
     except TypeError:  # holds something that cannot be copied: time it as one stage
         return dataset
-    for name in found:
-        setattr(timed, name, _timed_transform(attributes[name], clock))
-    if reads:
+    if isinstance(dataset, Subset):
+        timed.dataset = with_clocks(dataset.dataset, clock)
+    if isinstance(dataset, ConcatDataset):
+        timed.datasets = [with_clocks(part, clock) for part in dataset.datasets]
+    attributes = getattr(dataset, "__dict__", {})
+    for name in TRANSFORM_ATTRIBUTES:
+        if callable(attributes.get(name)):
+            setattr(timed, name, _timed_transform(attributes[name], clock))
+    if callable(attributes.get("loader")):
         timed.loader = TimedReader(attributes["loader"], DECODE, clock)
     return timed
 
@@ -337,7 +341,7 @@ def _pick(dataset: Any, clock: StageClock, samples: int) -> Iterator[Any]:
         return
     spread = np.linspace(0, count - 1, num=min(samples, count)).astype(int).tolist()
     for index in [*(spread[:1] * WARM_UP_SAMPLES), *spread]:
-        yield clock.sample(index, lambda index=index: dataset[index])
+        yield clock.sample(index, partial(dataset.__getitem__, index))
 
 
 def _iterate(dataset: Any, clock: StageClock) -> Iterator[Any]:

@@ -267,10 +267,11 @@ class StepLog:
                 "The run or its epochs are too short for steady figures: start-up is part of them."
             )
         waits = np.array(self.wait_s)[keep]
+        fetch_s: float | None = None
         if workers is not None:
             fetch_s = workers.batch_s
-        else:  # without workers, waiting is fetching
-            fetch_s = float(np.median(waits)) if queued_batches == 0 else None
+        elif queued_batches == 0:  # without workers, waiting is fetching
+            fetch_s = float(np.median(waits))
         return LoaderTiming(
             wait_s=waits,
             transfer_s=np.array(self.transfer_s)[keep],
@@ -450,7 +451,7 @@ def measure_dataloader(
         ProbeTimeout: A batch or a step took far longer than the budget.
 
     Example:
-        >>> loader = DataLoader(range(100), batch_size=10)
+        >>> loader = torch.utils.data.DataLoader(range(100), batch_size=10)
         >>> timing = measure_dataloader(loader, seconds=0.2, progress=False)
         >>> timing.steps_per_epoch
         10

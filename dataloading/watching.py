@@ -122,7 +122,7 @@ class WatchedLoader:
             AttributeError: None of them has a `set_epoch`.
         """
         loader = self._loader
-        owners = (
+        owners: tuple[Any, ...] = (
             loader,
             getattr(loader, "sampler", None),
             getattr(loader, "batch_sampler", None),

@@ -37,14 +37,11 @@ SIGNATURES = {
 
 
 @pytest.fixture(autouse=True)
-def _off_screen():
-    backend = matplotlib.get_backend()
-    plt.switch_backend("Agg")
+def settings_of_matplotlib_stay():
     before = dict(matplotlib.rcParams)
     yield
-    assert dict(matplotlib.rcParams) == before  # no helper changes a setting of matplotlib
     plt.close("all")
-    plt.switch_backend(backend)
+    assert dict(matplotlib.rcParams) == before
 
 
 def without_annotations(function):

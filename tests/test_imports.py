@@ -174,7 +174,7 @@ getattr({module}, "__all__")
 print(json.dumps(time.perf_counter() - begin))
 """
     seconds: dict[str, list[float]] = {"torch": [], "helper_functions": []}
-    for _ in range(4):  # in turn, so that a busy machine slows both
+    for _ in range(3):  # in turn, so that a busy machine slows both
         for module, times in seconds.items():
             times.append(in_fresh_python(code.format(module=module)))
     torch_s, ours_s = (statistics.median(times) for times in seconds.values())

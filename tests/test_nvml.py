@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 
-from dataloading import nvml as nvml_part
 from dataloading.monitoring import ResourceMonitor, Sampler, monitor_resources
 from dataloading.nvml import (
     DRIVER_MISMATCH,
     NO_DEVICES,
     NOT_AVAILABLE,
-    NVML,
     OK,
     SAMPLE_BUFFER,
     Device,
@@ -156,40 +154,37 @@ def test_a_15_6_pytorch_assertion_is_a_driver_mismatch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
+    ("visible", "expected", "whole"),
     [
-        ("GPU-8932f937", [0]),
-        ("MIG-1c1b2f3a-0000-0000-0000-000000000000", []),
-        ("0,GPU-ab12", [0, 1]),
-        ("GPU-ab12,0", [1, 0]),
-        ("", []),
-        ("-1", []),
-        ("1,-1,0", [1]),
-        ("7", []),
-        ("0,0", []),
-        ("GPU-", []),  # fits both
-        ("NoDevFiles", []),
-        (None, [0, 1]),
+        ("GPU-8932f937", [0], True),
+        ("0,GPU-ab12", [0, 1], True),
+        ("GPU-ab12, 0", [1, 0], True),
+        ("MIG-1c1b2f3a-0000-0000-0000-000000000000", [], False),
+        ("", [], False),
+        ("-1", [], False),
+        ("1,-1,0", [1], False),
+        ("7", [], False),
+        ("0,0", [], False),
+        ("GPU-", [], False),  # fits both
+        ("NoDevFiles", [], False),
     ],
 )
-def test_a_15_7_visible_devices(visible: str | None, expected: list[int]) -> None:
+def test_a_15_7_visible_devices(visible: str, expected: list[int], whole: bool) -> None:
     bindings = FakeBindings(
         nvmlDeviceGetCount=2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
         nvmlDeviceGetHandleByUUID=FakeError("Not Found"),
     )
-    with pytest.MonkeyPatch.context() as patch, Nvml(bindings, visible) as nvml:
-        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            assert [device._handle for device in nvml.devices] == expected
-        assert resolve_visible(visible, UUIDS)[0] == expected or "MIG-" in str(visible)
-        assert nvml.status == (OK if nvml.devices else NO_DEVICES)
-        assert bool(nvml.reason) == (
-            visible not in (None, "GPU-8932f937", "0,GPU-ab12", "GPU-ab12,0")
-        )
-        if visible in ("", "-1"):
-            assert nvml.devices == []
+    with Nvml(bindings, visible) as nvml:
+        assert [device._handle for device in nvml.devices] == expected
+        assert [device.index for device in nvml.devices] == list(range(len(expected)))
+        assert nvml.status == (OK if expected else NO_DEVICES)
+        assert (nvml.reason is None) == whole
+
+
+def test_a_15_7_variable_not_set() -> None:
+    assert resolve_visible(None, UUIDS) == ([0, 1], None)
 
 
 def test_a_15_7_mig_slice_is_opened_by_its_uuid() -> None:
@@ -350,10 +345,6 @@ def test_row_has_the_mean_of_the_new_samples() -> None:
     assert samples["utilization"].tolist() == [20, 60]
 
 
-def test_sources_are_named_once() -> None:
-    assert nvml_part.SOURCES[:2] == (SAMPLE_BUFFER, NVML)
-
-
 # ---- the real bindings over the stand-in library ---------------------------------------------
 
 
@@ -457,7 +448,7 @@ def watched(stub_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         ),
         "polled": start_child(
             stub_dir,
-            WATCH.format(seconds=6),
+            WATCH.format(seconds=7),
             NVML_STUB_PERIOD_MS="500",
             NVML_STUB_UNSUPPORTED="samples,power",
         ),
