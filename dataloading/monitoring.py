@@ -322,7 +322,10 @@ class Sampler:
             self._note("open_files", "the system doesn't tell")
         memory = {pid: read_memory(p, detailed=False) for pid, p in processes.items()}
         self.tree.forget(pid for pid, each in memory.items() if each.gone)
-        row["main_rss_bytes"] = memory[self.tree.main.pid].rss_bytes
+        main = memory[self.tree.main.pid]
+        row["main_rss_bytes"] = main.rss_bytes
+        if main.rss_bytes is None:
+            self._note("main_rss_bytes", main.note)
         workers = self._workers(memory)
         if workers is not None:
             row["workers"] = len(workers)
@@ -364,7 +367,9 @@ class Sampler:
 
     def _read_machine(self, now_s: float, row: Row) -> None:
         busy = machine_cpu_seconds()
-        if busy is not None:
+        if busy is None:
+            self._note("cpu_percent", "the system doesn't tell")
+        else:
             elapsed = self._elapsed(now_s, "cpu_percent", busy)
             if elapsed is not None and busy[1] > elapsed[1][1]:
                 share = (busy[0] - elapsed[1][0]) / (busy[1] - elapsed[1][1])

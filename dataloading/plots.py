@@ -195,8 +195,8 @@ def plot_sample_stages(profile: SampleProfile, ax: Axes | None = None) -> Axes:
     factor, unit = time_unit(whole)
     begun = 0.0
     for row, stage in enumerate(known.itertuples()):
-        wall = float(stage.wall_s)  # type: ignore[arg-type]
-        waits = float(np.clip(np.nan_to_num(float(stage.wait_s)), 0.0, wall))  # type: ignore[arg-type]
+        wall = float(stage.wall_s)
+        waits = float(np.clip(np.nan_to_num(float(stage.wait_s)), 0.0, wall))
         works = wall - waits
         ax.barh(row, works * factor, left=begun * factor, height=0.6, **KINDS["prepare"].style())
         ax.barh(
@@ -229,8 +229,9 @@ def plot_sample_stages(profile: SampleProfile, ax: Axes | None = None) -> Axes:
         title=f"One sample takes {format_seconds(whole)}, most of it: {top['stage']}",
         xlabel=f"time since the sample was asked for, {unit} (mean of {profile.samples} samples)",
     )
-    legend_below(ax, patches("prepare", "sample_wait"))
-    ax.get_legend().get_texts()[0].set_text("a CPU works")  # type: ignore[union-attr]
+    works_patch, waits_patch = patches("prepare", "sample_wait")
+    works_patch.set_label("a CPU works")
+    legend_below(ax, [works_patch, waits_patch])
     return ax
 
 
@@ -265,10 +266,10 @@ def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
         ax.barh(row, min(rate, right), height=0.62, **style | {"alpha": 1.0 if binds else 0.55})
         text = format_value("samples_per_s", rate)
         if rate > right:
-            text = f"{text}  →"
+            text = f"→ {text}"
         write(
             ax,
-            min(rate, right) * 1.0 + 0.012 * right,
+            min(rate, right) + 0.012 * right,
             row,
             text,
             fontweight="bold" if binds else "normal",
@@ -287,7 +288,7 @@ def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
     ax.set_yticks(range(len(known)), names)
     ax.get_yticklabels()[0].set_fontweight("bold")
     ax.set_ylim(len(known) - 0.5, -0.5)
-    ax.set_xlim(0, right * 1.24)
+    ax.set_xlim(0, right * 1.3)
     unknown = f"\nnot measured: {', '.join(missing)}" if missing else ""
     dress(
         ax,

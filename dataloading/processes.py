@@ -253,6 +253,7 @@ class ProcessTree:
         self.children: dict[int, Any] = {}
         self.roles: dict[int, str] = {self.main.pid: MAIN}
         self.note: str | None = None
+        self._decided: set[int] = set()  # children whose role is known for good
 
     @property
     def processes(self) -> dict[int, Any]:
@@ -270,9 +271,12 @@ class ProcessTree:
             found = [self.children.get(pid) or self._open(pid) for pid in pids]
         self.children = {child.pid: child for child in found if child is not None}
         known = self.roles
-        self.roles = {self.main.pid: MAIN} | {
-            pid: known.get(pid) or self._role(child) for pid, child in self.children.items()
-        }
+        self.roles = {self.main.pid: MAIN}
+        self._decided &= self.children.keys()
+        for pid, child in self.children.items():
+            self.roles[pid] = (
+                known[pid] if pid in self._decided else self._role(child, pid in known)
+            )
 
     def _open(self, pid: int) -> Any:
         try:
@@ -280,12 +284,21 @@ class ProcessTree:
         except READ_ERRORS:
             return None  # ended since it was listed
 
-    def _role(self, child: Any) -> str:
+    def _role(self, child: Any, seen_before: bool) -> str:
+        """The child's role; decided once it can't be another program about to be started.
+
+        Between fork and exec every new process looks like a forked worker.
+        """
         try:
+            name, cmdline, main_cmdline = child.name(), child.cmdline(), self.main.cmdline()
             parent_cmdline = psutil.Process(child.ppid()).cmdline()
-            return role_of(child.name(), child.cmdline(), self.main.cmdline(), parent_cmdline)
         except READ_ERRORS:
-            return WORKER
+            name, cmdline, main_cmdline, parent_cmdline = "", [], [], []
+            seen_before = True
+        if cmdline == main_cmdline and name != TORCH_WORKER_NAME and not seen_before:
+            return HELPER  # for now: asked again at the next reading
+        self._decided.add(child.pid)
+        return role_of(name, cmdline, main_cmdline, parent_cmdline)
 
     def forget(self, pids: Iterable[int]) -> None:
         """Drop children that turned out to have ended."""

@@ -174,6 +174,38 @@ def test_roles(name: str, cmdline: list[str], parent: list[str], role: str) -> N
     assert role_of(name, cmdline, PYTHON, parent) == role
 
 
+def test_a_process_between_fork_and_exec_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = FakeProcess(2, MB, name="python", cmdline=PYTHON, ppid=1)
+    main = FakeProcess(1, MB, cmdline=PYTHON, children=[child])
+    monkeypatch.setattr(processes, "child_pids", lambda pid: None)
+    monkeypatch.setattr(psutil, "Process", lambda pid: main)
+    for later, role in ((TRACKER, "helper"), (PYTHON, "worker")):
+        tree = ProcessTree(main)
+        child.answers["cmdline"] = PYTHON
+        tree.refresh()
+        assert tree.roles == {1: "main", 2: "helper"}  # not decided yet
+        child.answers["cmdline"] = later
+        tree.refresh()
+        assert tree.roles[2] == role
+        child.answers["cmdline"] = ["renamed"]
+        tree.refresh()
+        assert tree.roles[2] == role
+
+
+def test_a_reused_number_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = FakeProcess(1, MB, cmdline=PYTHON)
+    monkeypatch.setattr(processes, "child_pids", lambda pid: None)
+    monkeypatch.setattr(psutil, "Process", lambda pid: main)
+    tree = ProcessTree(main)
+    for name, cmdline, role in (("python", SPAWN, "worker"), ("ffmpeg", ["ffmpeg"], "helper")):
+        main.answers["children"] = [FakeProcess(2, MB, name=name, cmdline=cmdline, ppid=1)]
+        tree.refresh()
+        assert tree.roles[2] == role
+        main.answers["children"] = []
+        tree.refresh()
+        assert tree.roles == {1: "main"}
+
+
 @linux_only
 def test_child_pids_agree_with_psutil() -> None:
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
@@ -465,7 +497,7 @@ def test_what_was_not_read_has_a_reason() -> None:
     trace = made_trace()
     assert trace.pattern("gpu3_utilization") == "unknown"
     assert trace.trend("pressure_io_percent").evidence["reason"] == "<none>"
-    with pytest.raises(KeyError, match="pressure_io_percent.*<none>"):
+    with pytest.raises(KeyError, match=r"pressure_io_percent.*<none>"):
         trace.series("pressure_io_percent")
     with pytest.raises(ValueError, match="not in percent"):
         trace.pattern("memory_bytes")
@@ -500,7 +532,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, times: list[float], **reads: Any) -
     """Rows at the given times (the first is the start), with functions of `monitoring` replaced."""
     for name, values in reads.items():
         answers = iter(values)
-        monkeypatch.setattr(monitoring, name, lambda *_, answers=answers: next(answers))
+        monkeypatch.setattr(monitoring, name, lambda *_, answers=answers, **__: next(answers))
     trace = ResourceTrace(0.2, cpus=4)
     clock = iter([times[0], *times])
     sampler = Sampler(trace, ProcessTree(workers=False), clock=lambda: next(clock))
@@ -575,7 +607,7 @@ def test_dear_readings_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> N
 def test_many_workers_are_read_more_rarely() -> None:
     tree = ProcessTree(workers=False)
     sampler = Sampler(ResourceTrace(0.2, cpus=4), tree)
-    tree.children = {pid: None for pid in range(monitoring.MANY_WORKERS + 1)}
+    tree.children = dict.fromkeys(range(monitoring.MANY_WORKERS + 1))
     sampler._find_processes(0.0, {})
     assert sampler._details_budget.every_s == monitoring.DETAILS_MANY_EVERY_S
     tree.children.popitem()
@@ -653,10 +685,15 @@ def test_the_thread_ends_after_an_error(error: type[BaseException]) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to itself")
 def test_a_real_interrupt_ends_the_thread() -> None:
-    with pytest.raises(KeyboardInterrupt), monitor_resources(interval_s=0.1, gpu=False) as trace:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(5)
-    assert trace.complete
+    def interrupted_after_the_start() -> None:
+        with monitor:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    monitor = monitor_resources(interval_s=0.1, gpu=False)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_after_the_start()
+    assert monitor.trace.complete
 
 
 def test_two_monitors_at_once() -> None:
@@ -710,6 +747,17 @@ def test_nvml_is_closed_when_the_thread_can_not_start(monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError, match="new thread"):
         monitor.start()
     assert closed == [True]
+
+
+@linux_only
+def test_no_file_is_left_open() -> None:
+    with monitor_resources(interval_s=0.1):
+        pass  # what is imported or cached on first use
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        with monitor_resources(interval_s=0.1):
+            pass
+    assert psutil.Process().num_fds() <= before
 
 
 @pytest.mark.parametrize("interval_s", [0.0, -1.0, 0.099, float("nan"), float("inf")])
@@ -776,6 +824,17 @@ def uss_seen(trace: ResourceTrace, iterator: Any = None) -> bool:
     return "workers_uss_bytes" in frame and bool((frame["workers_uss_bytes"] > 0).any())
 
 
+def workers_seen(trace: ResourceTrace, iterator: Any = None) -> bool:
+    frame = trace.frame
+    return "workers" in frame and bool((frame["workers"] > 0).any())
+
+
+def test_workers_are_counted_on_every_system() -> None:
+    trace = watch_workers("spawn", workers_seen)
+    assert trace.frame["workers"].max() in (1, 2)
+    assert trace.frame["workers_rss_bytes"].max() > 0
+
+
 @linux_only
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_are_seen_with_their_memory(context: str) -> None:
@@ -783,13 +842,15 @@ def test_workers_are_seen_with_their_memory(context: str) -> None:
     frame = trace.frame
     assert frame["workers"].max() == 2
     assert uss_seen(trace)
-    both = trace.processes.query("role == 'worker'").groupby("time_s")["uss_bytes"]
-    assert (both.sum() > 0).all()
     seen = frame[frame["workers_uss_bytes"] > 0]
     assert (seen["workers_uss_bytes"] <= seen["workers_pss_bytes"]).all()
     assert (seen["memory_bytes"] >= seen["main_pss_bytes"] + seen["workers_pss_bytes"]).all()
     assert trace.memory_label == "pss"
-    assert {"main", "worker"} <= set(trace.processes["role"])
+    processes_seen = trace.processes
+    assert {"main", "worker"} <= set(processes_seen["role"])
+    workers = processes_seen[processes_seen["role"] == "worker"]
+    by_time = workers.groupby("time_s")["uss_bytes"].sum()
+    assert by_time.max() == seen["workers_uss_bytes"].max()
 
 
 @linux_only
@@ -799,7 +860,5 @@ def test_a_worker_killed_while_watched() -> None:
             iterator._workers[0].kill()
         return False
 
-    monitor_before = psutil.Process().num_fds()
     with pytest.raises(RuntimeError, match="worker"):
         watch_workers("fork", kill_one)
-    assert psutil.Process().num_fds() <= monitor_before + 4

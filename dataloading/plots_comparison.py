@@ -1,0 +1,116 @@
+"""Picture of a comparison: each pair of blocks, and the ratio with its interval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dataloading.plot_style import (
+    ACCENT,
+    GRID,
+    ROW_IN,
+    SMALL_SIZE,
+    axes_for,
+    dress,
+    inks,
+    legend_below,
+    say_instead,
+    write,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dataloading.comparison import Comparison
+
+TALLEST_IN = 6.0  # many pairs share this height
+
+
+def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
+    """Draw each pair of blocks as two connected dots, and below them the ratio with its interval.
+
+    Pairs stand in the order in which they were run, so that a drift of the machine shows.
+
+    Args:
+        comparison: What `compare_dataloaders` found.
+        ax: Where to draw; None makes a figure.
+
+    Returns:
+        The Axes.
+
+    Explained in: notebook 09
+    """
+    pairs = comparison.pairs
+    ax = axes_for(ax, min(1.9 + 0.5 * ROW_IN * len(pairs), TALLEST_IN))
+    if comparison.ratio is None or comparison.interval is None or not len(pairs):
+        reason = "; ".join(comparison.notes) or "no pair of blocks was measured"
+        return say_instead(ax, f"Before and after: {comparison.verdict}", reason)
+    before = pairs["before_samples_per_s"].to_numpy(dtype=float)
+    after = pairs["after_samples_per_s"].to_numpy(dtype=float)
+    rows = np.arange(1, len(pairs) + 1)
+    _, soft = inks(ax)
+    ax.hlines(
+        rows,
+        np.minimum(before, after),
+        np.maximum(before, after),
+        color=soft,
+        linewidth=1.2,
+        alpha=0.6,
+    )
+    hollow: dict[str, Any] = {
+        "facecolor": ax.figure.get_facecolor(),
+        "edgecolor": GRID,
+        "linewidth": 1.8,
+    }
+    ax.scatter(before, rows, s=44, label="before", zorder=3, **hollow)
+    ax.scatter(after, rows, s=44, color=ACCENT, marker="D", label="after", zorder=3)
+
+    # The interval of the ratio, drawn around the typical rate before, so that both share one axis.
+    low, high = comparison.interval
+    typical = float(np.exp(np.log(before).mean()))
+    bottom = len(pairs) + 1.6
+    ax.axhline(len(pairs) + 0.8, color=soft, linewidth=0.8, alpha=0.6)
+    ax.plot(
+        [typical * low, typical * high],
+        [bottom] * 2,
+        color=ACCENT,
+        linewidth=9,
+        alpha=0.35,
+        solid_capstyle="butt",
+    )
+    ax.scatter([typical], [bottom], s=60, zorder=3, **hollow)
+    ax.scatter([typical * comparison.ratio], [bottom], s=60, color=ACCENT, marker="D", zorder=4)
+    right = max(typical * high, float(after.max()), float(before.max()))
+    left = min(typical * low, float(after.min()), float(before.min()))
+    middle = typical * comparison.ratio
+    write(
+        ax,
+        middle,
+        bottom + 0.65,
+        f"×{comparison.ratio:.2f}  ({low:.2f} to {high:.2f})",
+        ha="right"
+        if middle > left + 0.75 * (right - left)
+        else "left"
+        if middle < left + 0.25 * (right - left)
+        else "center",
+        va="top",
+        fontweight="bold",
+    )
+    ax.set_ylim(bottom + 2.4, 0.2)
+    margin = 0.06 * (right - left) or 0.1 * right
+    ax.set_xlim(max(0.0, left - margin), right + margin)
+    every = max(1, round(len(pairs) / 12))
+    shown = rows[::every]
+    ax.set_yticks([*shown, bottom], [*(f"pair {n}" for n in shown), "ratio and\n95 % interval"])
+    for label in ax.get_yticklabels()[:-1]:
+        label.set_fontsize(SMALL_SIZE)
+    dress(ax, title=f"Before and after: {_verdict(comparison)}", xlabel="samples/s")
+    legend_below(ax)
+    return ax
+
+
+def _verdict(comparison: Comparison) -> str:
+    if comparison.verdict in ("faster", "slower") and comparison.ratio is not None:
+        return f"{comparison.ratio:.2f} times the rate, {comparison.verdict}"
+    return comparison.verdict
