@@ -145,23 +145,22 @@ def default_loader(
     """
     from torchvision import transforms
 
-    import data_setup
+    from dataloading.images import check_images, image_dataset
+    from dataloading.sample_images import create_sample_images
 
     if image_dir is None:
-        image_dir = data_setup.create_sample_images(
-            scratch / "photos", images=SAMPLE_IMAGES, progress=True
-        )
+        image_dir = create_sample_images(scratch / "photos", images=SAMPLE_IMAGES, progress=True)
         source = f"{SAMPLE_IMAGES} generated photos (give a folder to measure your own)"
     else:
         source = str(image_dir)
     steps = [transforms.Resize((IMAGE_SIZE, IMAGE_SIZE)), transforms.ToTensor()]
-    dataset = data_setup.image_dataset(image_dir, transforms.Compose(steps))
+    dataset = image_dataset(image_dir, transforms.Compose(steps))
     if batch_size > len(dataset):
         raise ValueError(
             f"a batch of {batch_size} is larger than the set: {dataset.root} has {len(dataset)} "
             f"image(s). Expected at least one full batch; try --batch-size {len(dataset)}."
         )
-    broken = data_setup.check_images([path for path, _ in dataset.samples], limit=CHECKED_IMAGES)
+    broken = check_images([path for path, _ in dataset.samples], limit=CHECKED_IMAGES)
     if broken:
         more = f" ({len(broken)} of the {CHECKED_IMAGES} checked)" if len(broken) > 1 else ""
         raise OSError(broken[0][1] + more)

@@ -459,9 +459,14 @@ def invalid_settings_rule(evidence: Evidence, machine: Machine) -> Finding | Non
     )
 
 
+def pins_memory(machine: Machine) -> bool:
+    """Whether an accelerator here copies from pinned memory."""
+    return any(a.kind in ("cuda", "xpu") for a in machine.accelerators)
+
+
 def pin_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Pinned memory without an accelerator that uses it."""
-    if not evidence.pin_memory or any(a.kind in ("cuda", "xpu") for a in machine.accelerators):
+    if not evidence.pin_memory or pins_memory(machine):
         return None
     kinds = ", ".join(a.kind for a in machine.accelerators) or "none"
     return finding(

@@ -5,6 +5,8 @@ Nothing global is set: every colour and size is given where something is drawn.
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +16,7 @@ from dataloading.results import format_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH_IN = 7.2  # at 100 dots an inch, the column of a README or a notebook
 ROW_IN = 0.46  # height of one bar with its gap
@@ -69,6 +72,30 @@ def axes_for(ax: Any, height_in: float = 3.0) -> Axes:
     figure, ax = plt.subplots(figsize=(WIDTH_IN, height_in), facecolor="white")
     figure.set_layout_engine("constrained", w_pad=PAD_IN, h_pad=PAD_IN)
     return ax
+
+
+def render_png(draw: Callable[[Figure], Any], height_in: float, *, dpi: int) -> bytes:
+    """Draw on a figure that pyplot knows nothing of, so that there is nothing to close or to show.
+
+    Args:
+        draw: Called with the empty figure.
+        height_in: Its height in inches; the width is that of all pictures.
+        dpi: Dots an inch.
+
+    Returns:
+        The PNG file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_IN, height_in), facecolor="white")
+    figure.set_layout_engine("constrained", w_pad=PAD_IN, h_pad=PAD_IN)
+    canvas = FigureCanvasAgg(figure)
+    draw(figure)
+    file = io.BytesIO()
+    figure.set_dpi(dpi)
+    canvas.print_png(file)
+    return file.getvalue()
 
 
 def inks(ax: Axes) -> tuple[str, str]:

@@ -292,7 +292,7 @@ def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
     unknown = f"\nnot measured: {', '.join(missing)}" if missing else ""
     dress(
         ax,
-        title=f"The lowest ceiling limits training: {names[0]}",
+        title=f"Lowest ceiling: {names[0]}",
         xlabel=f"samples/s that each part could reach alone{unknown}",
     )
     if measured is not None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dataloading.monitoring import ResourceTrace
 
 MOST_TEETH = 60  # more bands than this merge into a grey area
+SHORTEST_S = 1.0  # width of the picture while there are hardly any readings
 PHASE_BINS = 24  # parts of a period in which its beginning is looked for
 CPU_COLUMNS = ("cpu_percent_of_usable", "cpu_percent")
 TIME_LABEL = "seconds since the monitor started"
@@ -69,10 +70,10 @@ def plot_gpu_curve(
         _mark_teeth(ax, times, values, pattern.period_s)
     color = KINDS["step"].color if wanted.startswith("gpu") else KINDS["prepare"].color
     ax.fill_between(times, values, color=color, alpha=0.22, linewidth=0)
-    ax.plot(times, values, color=color, linewidth=1.4, label=name_of(wanted))
+    dot = "o" if len(times) == 1 else ""
+    ax.plot(times, values, color=color, linewidth=1.4, marker=dot, label=name_of(wanted))
     ax.set_ylim(0, max(105.0, float(values.max()) * 1.05))
-    if times[-1] > times[0]:
-        ax.set_xlim(times[0], times[-1])
+    ax.set_xlim(times[0], max(times[-1], times[0] + SHORTEST_S))
     period = f", a tooth every {format_seconds(pattern.period_s)}" if pattern.period_s else ""
     known = "" if pattern.name == "unknown" else f": {pattern.name}{period}"
     dress(
@@ -162,10 +163,13 @@ def plot_memory(trace: ResourceTrace, ax: Axes | None = None, *, after_s: float 
     ink, _ = inks(ax)
     for series, label, color, line, marker in curves:
         times, values = _arrays(series)
-        style: dict[str, Any] = {"linestyle": line, "marker": marker, "markersize": 4}
+        dot = marker or ("o" if len(times) == 1 else None)
+        style: dict[str, Any] = {"linestyle": line, "marker": dot, "markersize": 4}
         style["markevery"] = max(1, len(times) // 12)
         shade = ink if color == "#1f2933" else color
         ax.plot(times, values / divisor, color=shade, linewidth=1.6, label=label, **style)
+    begins, ends = zip(*(series.index[[0, -1]] for series, *_ in curves), strict=True)
+    ax.set_xlim(min(begins), max(*ends, min(begins) + SHORTEST_S))
     ax.set_ylim(bottom=0)
     ax.set_ylim(top=ax.get_ylim()[1] * 1.05)
     dress(

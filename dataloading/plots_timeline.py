@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BATCHES = 24  # as many batches as can be told apart in 700 pixels
+NUMBER: dict[str, Any] = {"ha": "center", "fontsize": SMALL_SIZE, "clip_on": True}
 MOST_WORKERS = 12  # rows beyond this are too thin to read
-ROOM_FOR_NUMBER = 0.034  # a bar narrower than this share of the picture has no room for its number
+ROOM_FOR_NUMBER = 0.045  # a bar narrower than this share of the picture has no room for its number
+ROW_FOR_NUMBER_IN = 0.24  # nor has a row that is lower than this
 
 
 def plot_timeline(
@@ -60,18 +62,19 @@ def plot_timeline(
     part = timeline.iloc[:batches]
     end = float(part["step_ended_s"].max())
     factor, unit = time_unit(end)
+    numbered = _height_in(ax) / rows > ROW_FOR_NUMBER_IN
     for row, worker in enumerate(shown):
-        _draw_worker(ax, timeline[timeline["worker"] == worker], row, factor, end)
+        _draw_worker(ax, timeline[timeline["worker"] == worker], row, factor, end, numbered)
     labels = ["loading" if worker < 0 else f"worker {worker}" for worker in shown]
     if workers != [-1]:
         _draw_queue(ax, timeline, len(shown), factor, end)
         labels.append("ready batches")
-    _draw_training(ax, part, rows - 1, factor, end)
+    _draw_training(ax, part, rows - 1, factor, end, numbered)
     labels.append("training")
     ax.axhline(rows - 1.5, color=inks(ax)[1], linewidth=0.8, alpha=0.6)
     ax.set_yticks(range(rows), labels)
     ax.set_ylim(rows - 0.45, -0.55)
-    ax.set_xlim(0, end * factor)
+    ax.set_xlim(0, max(end * factor, 1e-9))
     hidden = len(workers) - len(shown)
     more = f" ({hidden} more workers not drawn)" if hidden else ""
     dress(
@@ -90,7 +93,15 @@ def steady_wait_share(timeline: pd.DataFrame) -> float:
     return float(half["wait_s"].sum()) / whole if whole > 0 else 0.0
 
 
-def _draw_worker(ax: Axes, jobs: pd.DataFrame, row: int, factor: float, end: float) -> None:
+def _height_in(ax: Axes) -> float:
+    """Height of the Axes in inches, before the layout settles."""
+    figure: Any = ax.figure
+    return ax.get_position().height * figure.get_figheight()
+
+
+def _draw_worker(
+    ax: Axes, jobs: pd.DataFrame, row: int, factor: float, end: float, numbered: bool
+) -> None:
     jobs = jobs[jobs["begun_s"] < end]
     begun = jobs["begun_s"].to_numpy(dtype=float)
     spans = np.minimum(jobs["ready_s"].to_numpy(dtype=float), end) - begun
@@ -99,18 +110,12 @@ def _draw_worker(ax: Axes, jobs: pd.DataFrame, row: int, factor: float, end: flo
         (row - 0.34, 0.68),
         **KINDS["prepare"].style(),
     )
-    for number, left, width in zip(jobs["batch"], begun, spans, strict=True):
-        if width > ROOM_FOR_NUMBER * end:
-            write(
-                ax,
-                (left + width / 2) * factor,
-                row,
-                f"{number:.0f}",
-                ha="center",
-                fontsize=SMALL_SIZE,
-                bbox=label_box(ax) | {"pad": 0.1, "boxstyle": "round,pad=0.12"},
-                clip_on=True,
-            )
+    if numbered and np.median(spans) > ROOM_FOR_NUMBER * end:
+        plate = label_box(ax) | {"boxstyle": "round,pad=0.12"}
+        for number, left, width in zip(jobs["batch"], begun, spans, strict=True):
+            if width > ROOM_FOR_NUMBER * end:
+                middle = (left + width / 2) * factor
+                write(ax, middle, row, f"{number:.0f}", bbox=plate, **NUMBER)
 
 
 def _draw_queue(ax: Axes, timeline: pd.DataFrame, row: int, factor: float, end: float) -> None:
@@ -155,21 +160,15 @@ def _draw_queue(ax: Axes, timeline: pd.DataFrame, row: int, factor: float, end: 
     )
 
 
-def _draw_training(ax: Axes, part: pd.DataFrame, row: int, factor: float, end: float) -> None:
+def _draw_training(
+    ax: Axes, part: pd.DataFrame, row: int, factor: float, end: float, numbered: bool
+) -> None:
     asked, begun, ended = (
         part[name].to_numpy(dtype=float) for name in ("asked_s", "step_begun_s", "step_ended_s")
     )
     for kind, left, right in (("wait", asked, begun), ("step", begun, ended)):
         spans = [(a * factor, (b - a) * factor) for a, b in zip(left, right, strict=True) if b > a]
         ax.broken_barh(spans, (row - 0.38, 0.76), **KINDS[kind].style())
-    for number, left, width in zip(part["batch"], begun, ended - begun, strict=True):
-        if width > ROOM_FOR_NUMBER * end:
-            write(
-                ax,
-                (left + width / 2) * factor,
-                row,
-                f"{number:.0f}",
-                ha="center",
-                fontsize=SMALL_SIZE,
-                color="white",
-            )
+    if numbered and np.median(ended - begun) > ROOM_FOR_NUMBER * end:
+        for number, middle in zip(part["batch"], (begun + ended) / 2 * factor, strict=True):
+            write(ax, middle, row, f"{number:.0f}", color="white", **NUMBER)

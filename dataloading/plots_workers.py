@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dataloading.model import BatchCosts, predict_dataloader
 from dataloading.plot_style import (
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from dataloading.machine import Machine
 
 LEAST_WORKERS = 4  # a curve over fewer says little
-MOST_WORKERS = 64
+MOST_POINTS = 64  # more workers than this are drawn in larger steps
+MOST_MARKERS = 24  # points closer than this hide the curve
 
 
 def plot_worker_curve(
@@ -66,62 +67,36 @@ def plot_worker_curve(
     measured = {n: rate for n, rate in (measured or {}).items() if is_number(rate)}
     knee = best_workers(costs, step_s, machine)
     cap = worker_cap(machine, costs.cpu_share)
-    numbers = list(range(_last_number(knee, cap, measured, settings) + 1))
-    predictions = [
-        predict_dataloader(costs, _with_workers(base, n), step_s=step_s, machine=machine)
+    marked = [knee, *measured, *([settings.num_workers] if settings is not None else [])]
+    numbers = numbers_to_draw(knee, cap, marked)
+    predictions = {
+        n: predict_dataloader(costs, replace(base, num_workers=n), step_s=step_s, machine=machine)
         for n in numbers
-    ]
-    rates = [p.samples_per_s for p in predictions]
-    low, high = zip(*(p.samples_per_s_interval for p in predictions), strict=True)
-    ink, soft = inks(ax)
+    }
+    rates = {n: predicted.samples_per_s for n, predicted in predictions.items()}
+    low, high = zip(*(p.samples_per_s_interval for p in predictions.values()), strict=True)
+    top = max([*high, *measured.values()]) * 1.18
     color = KINDS["prepare"].color
     ax.fill_between(numbers, low, high, color=color, alpha=0.18, linewidth=0, label="90 % interval")
-    ax.plot(numbers, rates, color=color, linewidth=2, marker="o", markersize=4, label="predicted")
-    top = max([*high, *measured.values()]) * 1.18
-    if step_s > 0:
-        compute = costs.batch_size / step_s
-        if compute < top:
-            ax.axhline(
-                compute,
-                color=KINDS["step"].color,
-                linestyle="--",
-                linewidth=1.5,
-                label="train step alone",
-            )
-    if cap < numbers[-1]:
-        ax.axvspan(
-            cap + 0.5,
-            numbers[-1] + 0.5,
-            color=soft,
-            alpha=0.12,
-            linewidth=0,
-            label="more than the CPUs carry",
-        )
-    ax.scatter(
-        [knee],
-        [rates[knee]],
-        s=170,
-        facecolor="none",
-        edgecolor=ink,
-        linewidth=1.6,
-        zorder=4,
-        label=f"enough: {knee}",
+    markers = "o" if len(numbers) <= MOST_MARKERS else ""
+    ax.plot(
+        numbers,
+        list(rates.values()),
+        color=color,
+        linewidth=2,
+        marker=markers,
+        markersize=4,
+        label="predicted",
     )
+    if step_s > 0 and costs.batch_size / step_s < top:
+        _draw_limit(ax, costs.batch_size / step_s)
+    if cap < numbers[-1]:
+        _shade_beyond(ax, cap, numbers[-1])
+    _mark_knee(ax, knee, rates)
     if settings is not None:
-        at = settings.num_workers
-        ax.scatter(
-            [at], [rates[at]], s=80, marker="D", color=ACCENT, zorder=5, label=f"chosen: {at}"
-        )
+        _mark_choice(ax, settings.num_workers, rates)
     if measured:
-        ax.scatter(
-            list(measured),
-            list(measured.values()),
-            s=60,
-            marker="X",
-            color=ink,
-            zorder=6,
-            label="measured",
-        )
+        _mark_measured(ax, measured)
     ax.set_xlim(-0.5, numbers[-1] + 0.5)
     ax.set_ylim(0, top)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -137,14 +112,39 @@ def plot_worker_curve(
     return ax
 
 
-def _with_workers(base: LoaderSettings, number: int) -> LoaderSettings:
-    return replace(base, num_workers=number)
+def numbers_to_draw(knee: int, cap: int, marked: list[int]) -> list[int]:
+    """Far enough to show that the curve is flat, and everything that is to be marked.
+
+    >>> numbers_to_draw(knee=2, cap=2, marked=[2])
+    [0, 1, 2, 3, 4]
+    """
+    last = max(LEAST_WORKERS, knee + 2, min(cap + 1, 2 * knee), *marked)
+    return sorted({*range(0, last + 1, 1 + last // MOST_POINTS), *marked, last})
 
 
-def _last_number(
-    knee: int, cap: int, measured: Mapping[int, float], settings: LoaderSettings | None
-) -> int:
-    """Far enough to show that the curve is flat, and everything that is to be marked."""
-    wanted = max(LEAST_WORKERS, knee + 2, min(cap + 1, 2 * knee))
-    marked = [*measured, settings.num_workers if settings is not None else 0]
-    return min(max(wanted, *marked), max(MOST_WORKERS, *marked))
+def _draw_limit(ax: Axes, rate: float) -> None:
+    color = KINDS["step"].color
+    ax.axhline(rate, color=color, linestyle="--", linewidth=1.5, label="train step alone")
+
+
+def _shade_beyond(ax: Axes, cap: int, last: int) -> None:
+    _, soft = inks(ax)
+    label = "more than the CPUs carry"
+    ax.axvspan(cap + 0.5, last + 0.5, color=soft, alpha=0.12, linewidth=0, label=label)
+
+
+def _mark_knee(ax: Axes, knee: int, rates: Mapping[int, float]) -> None:
+    ink, _ = inks(ax)
+    ring: dict[str, Any] = {"facecolor": "none", "edgecolor": ink, "linewidth": 1.6}
+    ax.scatter([knee], [rates[knee]], s=170, zorder=4, label=f"enough: {knee}", **ring)
+
+
+def _mark_choice(ax: Axes, number: int, rates: Mapping[int, float]) -> None:
+    label = f"chosen: {number}"
+    ax.scatter([number], [rates[number]], s=80, marker="D", color=ACCENT, zorder=5, label=label)
+
+
+def _mark_measured(ax: Axes, measured: Mapping[int, float]) -> None:
+    ink, _ = inks(ax)
+    rates = list(measured.values())
+    ax.scatter(list(measured), rates, s=60, marker="X", color=ink, zorder=6, label="measured")

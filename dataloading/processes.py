@@ -287,15 +287,16 @@ class ProcessTree:
     def _role(self, child: Any, seen_before: bool) -> str:
         """The child's role; decided once it can't be another program about to be started.
 
-        Between fork and exec every new process looks like a forked worker.
+        Between fork and exec a new process looks like a copy of its parent, or has no command
+        line: so looks a forked worker too, until it is named.
         """
         try:
             name, cmdline, main_cmdline = child.name(), child.cmdline(), self.main.cmdline()
             parent_cmdline = psutil.Process(child.ppid()).cmdline()
         except READ_ERRORS:
             name, cmdline, main_cmdline, parent_cmdline = "", [], [], []
-            seen_before = True
-        if cmdline == main_cmdline and name != TORCH_WORKER_NAME and not seen_before:
+        starting = cmdline in ([], parent_cmdline) and name != TORCH_WORKER_NAME
+        if starting and not seen_before:
             return HELPER  # for now: asked again at the next reading
         self._decided.add(child.pid)
         return role_of(name, cmdline, main_cmdline, parent_cmdline)

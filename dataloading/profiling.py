@@ -7,10 +7,12 @@ of the dataset whose transforms and file reader carry clocks. The dataset itself
 from __future__ import annotations
 
 import copy
+import io
+import os
+import pickle
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -28,12 +30,14 @@ from torch.utils.data import (
 
 from dataloading.batches import batch_bytes, clone_batch, count_tensors
 from dataloading.results import Result, format_bytes, format_seconds
+from dataloading.settings import check_int
 from dataloading.watchdog import (
     ProbeTimeout,
     close_iterator,
     generators_of,
     loader_warnings_hidden,
     one_thread,
+    open_iterator,
     random_state_kept,
     time_limit,
 )
@@ -47,7 +51,12 @@ SLOW_FACTOR = 5.0  # a sample of more than 5 medians is an outlier worth a look
 BUDGET_S = 10.0  # a probe ends after this many seconds, with the samples it has by then
 LIMIT_S = 11.0  # a single sample may not hold the probe longer than this
 TRANSFER_BATCHES = 12  # batches sent from one worker to learn what sending costs
+SENDING_ERRORS = (  # what a batch that cannot be pickled, or a worker that cannot start, raises
+    *(RuntimeError, OSError, AttributeError, TypeError, ValueError, ImportError, EOFError),
+    pickle.PicklingError,
+)
 COLLATE_REPEATS = 5
+READ_CHUNK_BYTES = 2**20
 TRANSFORM_ATTRIBUTES = ("transform", "transforms", "target_transform")
 READ, DECODE, REST, COLLATE = "read", "decode", "rest of __getitem__", "collate"
 
@@ -148,8 +157,9 @@ def profile_samples(
         A `SampleProfile`.
 
     Raises:
+        TypeError: Neither a dataset nor a loader, or `samples` is not a whole number.
         ValueError: `samples` is below 1, or the dataset is empty.
-        ProbeTimeout: One sample took longer than the probe's time limit.
+        ProbeTimeout: The first sample took longer than the probe's time limit.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -159,16 +169,17 @@ def profile_samples(
 
     Explained in: notebook 01
     """
-    if samples < 1:
-        raise ValueError(f"samples={samples} must be at least 1.")
+    check_int("samples", samples, least=1)
     loader = dataset_or_dataloader if isinstance(dataset_or_dataloader, DataLoader) else None
     dataset = loader.dataset if loader is not None else dataset_or_dataloader
+    if not hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset):
+        raise TypeError(f"Expected a dataset or a DataLoader, got {type(dataset).__name__}.")
     clock = StageClock()
     timed = with_clocks(dataset, clock)
     with (
         random_state_kept(*generators_of(loader)),
         one_thread(),
-        time_limit(LIMIT_S, lambda: f"Fetching sample {clock.current}"),
+        time_limit(LIMIT_S, lambda: f"Fetching sample {clock.current.index}"),
     ):
         fetched = _fetch(timed, dataset, clock, samples)
         if not fetched:
@@ -185,39 +196,49 @@ def profile_samples(
     return _summarise(clock, batch, size, collate_s, transfer_s, notes)
 
 
+@dataclass
+class SampleTimes:
+    """Nanoseconds of one sample, and of each stage of it: wall and CPU."""
+
+    index: Any
+    wall_ns: int = 0
+    cpu_ns: int = 0
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
 class StageClock:
-    """Wall and CPU nanoseconds by stage, and by sample."""
+    """The times of each sample that was fetched whole."""
 
     def __init__(self) -> None:
-        self.wall_ns: dict[str, int] = defaultdict(int)
-        self.cpu_ns: dict[str, int] = defaultdict(int)
-        self.sample_wall_ns: list[int] = []
-        self.sample_cpu_ns: list[int] = []
-        self.indices: list[Any] = []
-        self.current: Any = None
+        self.samples: list[SampleTimes] = []
+        self.current = SampleTimes(None)
 
     def timed(self, stage: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function and count its time for a stage."""
-        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.wall_ns[stage] += time.perf_counter_ns() - wall
-            self.cpu_ns[stage] += time.thread_time_ns() - cpu
+        begun_wall, begun_cpu = time.perf_counter_ns(), time.thread_time_ns()
+        result = function(*args, **kwargs)
+        wall, cpu = time.perf_counter_ns() - begun_wall, time.thread_time_ns() - begun_cpu
+        wall_before, cpu_before = self.current.stages.get(stage, (0, 0))
+        self.current.stages[stage] = (wall_before + wall, cpu_before + cpu)
+        return result
 
     def sample(self, index: Any, function: Callable[[], Any]) -> Any:
         """Fetch one sample and count its time."""
-        self.current = index
+        self.current = SampleTimes(index)
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         item = function()
-        self.sample_wall_ns.append(time.perf_counter_ns() - wall)
-        self.sample_cpu_ns.append(time.thread_time_ns() - cpu)
-        self.indices.append(index)
+        self.current.wall_ns = time.perf_counter_ns() - wall
+        self.current.cpu_ns = time.thread_time_ns() - cpu
+        self.samples.append(self.current)
         return item
 
-    def reset(self) -> None:
-        """Forget the warm-up."""
-        self.__init__()  # type: ignore[misc]
+    def stage_means_s(self) -> dict[str, tuple[float, float]]:
+        """Mean wall and CPU seconds of each stage, over all samples."""
+        sums: dict[str, np.ndarray] = {}
+        for sample in self.samples:
+            for stage, times in sample.stages.items():
+                sums[stage] = sums.get(stage, 0) + np.array(times, dtype=float)
+        return {stage: tuple(total / len(self.samples) / 1e9) for stage, total in sums.items()}
 
 
 class Timed:
@@ -248,18 +269,28 @@ class TimedReader(Timed):
 
 
 def _read_bytes(path: Any) -> None:
+    if not isinstance(path, str | os.PathLike) or not os.path.isfile(path):
+        return  # a number, say, would be taken for an open file, and that file be closed
     try:
         with open(path, "rb") as file:
-            file.read()
-    except (OSError, TypeError):
-        return  # not a file path: the reader itself will say what is wrong
+            while file.read(READ_CHUNK_BYTES):
+                pass
+    except OSError:
+        return  # the reader itself will say what is wrong
 
 
 def with_clocks(dataset: Any, clock: StageClock) -> Any:
-    """A shallow copy of a dataset whose transforms and file reader carry clocks."""
+    """A shallow copy of a dataset whose transforms and file reader carry clocks.
+
+    A dataset that cannot be copied is given back as it is: all of it is one stage then.
+    """
     try:
         timed: Any = copy.copy(dataset)  # what a sample opens lazily is opened on the copy only
-    except TypeError:  # holds something that cannot be copied: time it as one stage
+        kind = type(dataset)
+        if hasattr(kind, "__del__"):  # dropping the copy must not close the files of the dataset
+            no_del = {"__del__": lambda self: None, "__slots__": ()}
+            timed.__class__ = type(kind.__name__, (kind,), no_del)
+    except (TypeError, AttributeError, RecursionError, copy.Error, pickle.PicklingError):
         return dataset
     if isinstance(dataset, Subset):
         timed.dataset = with_clocks(dataset.dataset, clock)
@@ -276,21 +307,23 @@ def with_clocks(dataset: Any, clock: StageClock) -> Any:
 
 def _timed_transform(transform: Any, clock: StageClock) -> Any:
     """A transform with a clock around it, or, for a chain, around each of its links."""
-    steps = getattr(transform, "transforms", None)
+    own = getattr(
+        transform, "__dict__", {}
+    )  # not the submodules of an nn.Module: copies share them
+    steps = own.get("transforms")
     if isinstance(steps, list | tuple) and all(callable(step) for step in steps):
         chain = copy.copy(transform)
         chain.transforms = [_timed_transform(step, clock) for step in steps]
         return chain
-    parts = {
-        name: getattr(transform, name, None) for name in ("transform", "target_transform")
-    }  # torchvision's StandardTransform holds both
+    # torchvision's StandardTransform holds both
+    parts = {name: own.get(name) for name in ("transform", "target_transform")}
     if any(callable(part) for part in parts.values()):
         both = copy.copy(transform)
         for name, part in parts.items():
             if callable(part):
                 setattr(both, name, _timed_transform(part, clock))
         return both
-    if isinstance(transform, torch.nn.Sequential):
+    if type(transform) is torch.nn.Sequential:  # a subclass may pass on more than one value
         return _Chain([_timed_transform(step, clock) for step in transform])
     return Timed(transform, stage_name(transform), clock)
 
@@ -320,17 +353,20 @@ def _fetch(timed: Any, dataset: Any, clock: StageClock, samples: int) -> list[An
     """Fetch samples until there are enough or the budget is over."""
     deadline = time.perf_counter() + BUDGET_S
     fetched: list[Any] = []
-    source = (
-        _iterate(timed, clock)
-        if isinstance(dataset, IterableDataset)
-        else _pick(timed, clock, samples)
-    )
-    for number, item in enumerate(islice(source, samples + WARM_UP_SAMPLES)):
-        fetched.append(item)
-        if time.perf_counter() > deadline:
-            break
-        if number == WARM_UP_SAMPLES - 1:
-            clock.reset()
+    iterable = isinstance(dataset, IterableDataset)
+    source = _iterate(timed, clock) if iterable else _pick(timed, clock, samples)
+    try:
+        for item in islice(source, samples + WARM_UP_SAMPLES):
+            fetched.append(item)
+            if time.perf_counter() > deadline:
+                break
+    except ProbeTimeout:
+        if not fetched:
+            raise
+    if len(fetched) > WARM_UP_SAMPLES:
+        del clock.samples[:WARM_UP_SAMPLES]
+        if not iterable:  # it was the first sample again
+            del fetched[:WARM_UP_SAMPLES]
     return fetched
 
 
@@ -368,10 +404,20 @@ def _time_collate(collate: Callable[[Any], Any], samples: Any) -> tuple[Any, flo
     """Collate the same samples a few times; returns a batch and the median seconds."""
     times = []
     for _ in range(COLLATE_REPEATS):
+        fresh = _fresh(samples)
         started = time.perf_counter()
-        batch = collate(samples)
+        batch = collate(fresh)
         times.append(time.perf_counter() - started)
     return batch, float(np.median(times))
+
+
+def _fresh(samples: Any) -> Any:
+    """The same samples in new lists and dicts: some collate functions take things out of them."""
+    if isinstance(samples, list):
+        return [
+            copy.copy(sample) if isinstance(sample, dict | list) else sample for sample in samples
+        ]
+    return copy.copy(samples) if isinstance(samples, dict) else samples
 
 
 class BatchSource(Dataset):
@@ -400,20 +446,28 @@ def _time_transfer(batch: Any) -> tuple[float | None, tuple[str, ...]]:
             clone_times.append(time.perf_counter() - started)
     iterator = None
     try:
+        _Structure(io.BytesIO()).dump(batch)
         with loader_warnings_hidden(), random_state_kept(), time_limit(LIMIT_S, "Sending batches"):
             loader = DataLoader(source, batch_size=None, num_workers=1, collate_fn=_as_it_is)
-            iterator = iter(loader)
+            iterator = open_iterator(loader)
             next(iterator)
             started = time.perf_counter()
             sent = sum(1 for _ in iterator)
             elapsed = time.perf_counter() - started
     except ProbeTimeout:
         return None, ("Sending a batch from a worker took too long to be measured.",)
-    except (RuntimeError, OSError, AttributeError, TypeError, ImportError) as error:
+    except SENDING_ERRORS as error:
         return None, (f"Sending a batch from a worker failed: {type(error).__name__}: {error}",)
     finally:
         close_iterator(iterator)
     return max(0.0, elapsed / sent - float(np.median(clone_times))), ()
+
+
+class _Structure(pickle.Pickler):
+    """Pickles all but tensors and arrays: a worker that cannot pickle would only fall silent."""
+
+    def persistent_id(self, value: Any) -> str | None:
+        return "array" if isinstance(value, torch.Tensor | np.ndarray) else None
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -430,13 +484,10 @@ def _summarise(
 ) -> SampleProfile:
     import pandas as pd
 
-    count = max(1, len(clock.sample_wall_ns))
-    wall = np.array(clock.sample_wall_ns) / 1e9
-    rows = [
-        (stage, clock.wall_ns[stage] / count / 1e9, clock.cpu_ns[stage] / count / 1e9)
-        for stage in clock.wall_ns
-    ]
-    wall_mean, cpu_mean = float(wall.mean()), float(np.mean(clock.sample_cpu_ns)) / 1e9
+    wall = np.array([sample.wall_ns for sample in clock.samples]) / 1e9
+    wall_mean = float(wall.mean())
+    cpu_mean = float(np.mean([sample.cpu_ns for sample in clock.samples])) / 1e9
+    rows = [(stage, *means) for stage, means in clock.stage_means_s().items()]
     rest = max(0.0, wall_mean - sum(row[1] for row in rows))
     rest_cpu = max(0.0, cpu_mean - sum(row[2] for row in rows))
     rows.append((REST, rest, rest_cpu))
@@ -446,8 +497,8 @@ def _summarise(
     stages["share"] = stages["wall_s"] / stages["wall_s"].sum()
     median = float(np.median(wall))
     slow = [
-        (index, seconds, seconds / median)
-        for index, seconds in zip(clock.indices, wall.tolist(), strict=True)
+        (sample.index, seconds, seconds / median)
+        for sample, seconds in zip(clock.samples, wall.tolist(), strict=True)
         if median > 0 and seconds > SLOW_FACTOR * median
     ]
     return SampleProfile(

@@ -41,6 +41,10 @@ def time_bar(total_s: float, doing: str, enabled: bool = True) -> Iterator[TimeB
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm warns where ipywidgets is missing, and falls back
         from tqdm.auto import tqdm
+
+    class Bar(tqdm):
+        monitor_interval = 0  # tqdm's monitor thread would outlive the bar
+
     template = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s{postfix}"
-    with tqdm(total=round(total_s, 1), desc=doing, bar_format=template, leave=False) as bar:
+    with Bar(total=round(total_s, 1), desc=doing, bar_format=template, leave=False) as bar:
         yield TimeBar(bar, total_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dataloading.codes import Finding
-from dataloading.diagnosis import Diagnosis
+from dataloading.diagnosis import Diagnosis, pins_memory
 from dataloading.machine import Machine
 from dataloading.model import (
     BatchCosts,
@@ -282,7 +282,7 @@ def _choose_pinning(
 ) -> LoaderSettings:
     """Pin where there is an accelerator that copies from pinned memory."""
     kinds = [a.kind for a in machine.accelerators]
-    pins = any(kind in ("cuda", "xpu") for kind in kinds)
+    pins = pins_memory(machine)
     if pins:
         reasons["pin_memory"] = f"copies to {kinds[0]} can run beside training"
     elif "mps" in kinds:

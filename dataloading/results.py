@@ -64,7 +64,9 @@ def to_plain(value: Any) -> Any:
     if hasattr(value, "to_dict") and hasattr(
         value, "columns"
     ):  # a DataFrame, without importing pandas
-        return [to_plain(row) for row in value.reset_index().to_dict(orient="records")]
+        numbered = type(value.index).__name__ == "RangeIndex"  # row numbers say nothing
+        frame = value if numbered else value.reset_index()
+        return [to_plain(row) for row in frame.to_dict(orient="records")]
     if isinstance(value, Mapping):
         return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list | set | frozenset):
@@ -102,7 +104,9 @@ def format_value(name: str, value: Any) -> str:
         return format_bytes(value)
     if name.endswith("_share"):
         return f"{value:.0%}".replace("%", " %")
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def format_seconds(seconds: float) -> str:
@@ -111,11 +115,13 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.00004), format_seconds(0.16), format_seconds(75)
     ('40 µs', '160 ms', '75 s')
     """
-    if abs(seconds) >= 1:
-        return f"{seconds:.3g} s" if abs(seconds) < 1000 else f"{seconds:,.0f} s"
-    if abs(seconds) >= 1e-3:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds * 1e6:.3g} µs"
+    rounded = float(f"{seconds:.3g}")  # first, so that 0.9999 becomes 1 s and not 1e+03 ms
+    if abs(rounded) >= 1000:
+        return f"{seconds:,.0f} s"
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if abs(rounded) * factor >= 1:
+            return f"{rounded * factor:.3g} {unit}"
+    return f"{rounded * 1e6:.3g} µs"
 
 
 def format_bytes(count: float) -> str:

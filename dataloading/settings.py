@@ -50,9 +50,9 @@ class LoaderSettings(Result):
 
     def __post_init__(self) -> None:
         """Refuse what no `DataLoader` would take, before any worker starts."""
-        _check_int("num_workers", self.num_workers, least=0)
-        _check_int("batch_size", self.batch_size, least=1, optional=True)
-        _check_int("prefetch_factor", self.prefetch_factor, least=1, optional=True)
+        check_int("num_workers", self.num_workers, least=0)
+        check_int("batch_size", self.batch_size, least=1, optional=True)
+        check_int("prefetch_factor", self.prefetch_factor, least=1, optional=True)
         methods = multiprocessing.get_all_start_methods()
         if self.multiprocessing_context not in (None, *methods):
             raise ValueError(
@@ -98,12 +98,13 @@ class LoaderSettings(Result):
     def of(cls, dataloader: DataLoader) -> LoaderSettings:
         """Read the settings of a loader."""
         context = dataloader.multiprocessing_context
+        prefetch = dataloader.prefetch_factor if dataloader.num_workers else None
         return cls(
-            num_workers=dataloader.num_workers,
+            num_workers=int(dataloader.num_workers),  # a NumPy number, perhaps
             batch_size=dataloader.batch_size,
             pin_memory=bool(dataloader.pin_memory),
-            prefetch_factor=dataloader.prefetch_factor if dataloader.num_workers else None,
-            persistent_workers=dataloader.persistent_workers,
+            prefetch_factor=int(prefetch) if prefetch is not None else None,
+            persistent_workers=bool(dataloader.persistent_workers),
             in_order=getattr(dataloader, "in_order", True),
             multiprocessing_context=context.get_start_method() if context is not None else None,
         )
@@ -262,8 +263,8 @@ def _batching(dataloader: DataLoader, batch_size: int | None) -> dict[str, Any]:
     }
 
 
-def _check_int(name: str, value: Any, *, least: int, optional: bool = False) -> None:
-    """Refuse anything but a whole number of at least `least`, naming the option."""
+def check_int(name: str, value: Any, *, least: int, optional: bool = False) -> None:
+    """Refuse anything but a whole number of at least `least` (or, if optional, None), by name."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):

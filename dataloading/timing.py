@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,9 +19,16 @@ from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
 from dataloading.progress import TimeBar, time_bar
 from dataloading.results import Result, format_seconds, format_value
-from dataloading.settings import LoaderSettings
+from dataloading.settings import LoaderSettings, check_int
 from dataloading.train_steps import METER, state_kept
-from dataloading.watchdog import ProbeTimeout, close_iterator, random_state_kept, time_limit
+from dataloading.watchdog import (
+    ProbeTimeout,
+    close_iterator,
+    open_iterator,
+    random_state_kept,
+    receive_rest,
+    time_limit,
+)
 from dataloading.worker_clock import WorkerCosts
 
 TrainStep = Callable[[Any], Any]
@@ -49,7 +56,6 @@ class LoaderTiming(Result):
             next; None when no second epoch was seen.
         steps_per_epoch: Batches in an epoch, where known.
         fetch_s: Median seconds that one batch costs the process that prepares it, where known.
-        epoch_waits_s: First wait of each epoch after the first.
         discarded_steps: Steps kept out of the steady figures: first batches and prefetch burst.
         clock: "host" or "cuda events".
         settings: The loader's settings, where it was a `DataLoader`.
@@ -270,7 +276,7 @@ class StepLog:
         fetch_s: float | None = None
         if workers is not None:
             fetch_s = workers.batch_s
-        elif queued_batches == 0:  # without workers, waiting is fetching
+        elif settings is not None and settings.num_workers == 0:  # then waiting is fetching
             fetch_s = float(np.median(waits))
         return LoaderTiming(
             wait_s=waits,
@@ -334,6 +340,10 @@ class HostClock:
         """The batch is there."""
         self._got = time.perf_counter()
 
+    def begins(self) -> None:
+        """The loop begins to work with the batch; what it did since `got` was our own doing."""
+        self._begun = time.perf_counter()
+
     def moved(self) -> None:
         """The batch is on the device."""
         self._moved = time.perf_counter()
@@ -351,7 +361,7 @@ class HostClock:
             wait_s=self._got - self._asked,
             step_s=step,
             samples=samples,
-            transfer_s=self._moved - self._got,
+            transfer_s=self._moved - self._begun,
             other_s=max(0.0, call - step) + max(0.0, loop),
         )
         self._left = time.perf_counter()
@@ -388,6 +398,9 @@ class CudaClock:
     def got(self) -> None:
         """The batch is there."""
         self._wait = time.perf_counter() - self._asked
+
+    def begins(self) -> None:
+        """The loop begins to work with the batch."""
         self._start = self._event()
 
     def moved(self) -> None:
@@ -418,6 +431,7 @@ class CudaClock:
             )
             ended = end
         self._marks.clear()
+        self._host.clear()
 
 
 def measure_dataloader(
@@ -447,6 +461,7 @@ def measure_dataloader(
         A `LoaderTiming`.
 
     Raises:
+        TypeError: `dataloader` cannot be iterated, or `max_steps` is not a whole number.
         ValueError: A bad argument, or a loader that delivers no batch.
         ProbeTimeout: A batch or a step took far longer than the budget.
 
@@ -458,6 +473,7 @@ def measure_dataloader(
 
     Explained in: notebook 01
     """
+    check_iterable(dataloader)
     _check_budget(seconds, max_steps)
     with borrowed(dataloader, clocks=True) as lent, state_kept(train_step):
         log = StepLog(steps_per_epoch=length_of(dataloader))
@@ -509,6 +525,7 @@ def measure_replay(
         for number in range(max_steps):
             clock.asks()
             clock.got()
+            clock.begins()
             clock.moved()
             train_step(batch)
             clock.stepped(0, samples, first=number == 0)
@@ -521,8 +538,13 @@ def measure_replay(
 def _check_budget(seconds: float, max_steps: int | None) -> None:
     if not 0 < seconds < float("inf"):
         raise ValueError(f"seconds={seconds} must be a finite number above 0.")
-    if max_steps is not None and max_steps < 1:
-        raise ValueError(f"max_steps={max_steps} must be at least 1.")
+    check_int("max_steps", max_steps, least=1, optional=True)
+
+
+def check_iterable(dataloader: Any) -> None:
+    """Refuse what cannot be iterated over, with a `TypeError` that says what was expected."""
+    if not hasattr(dataloader, "__iter__") and not hasattr(dataloader, "__getitem__"):
+        raise TypeError(f"Expected a loader to iterate over, got {type(dataloader).__name__}.")
 
 
 def length_of(dataloader: Any) -> int | None:
@@ -563,10 +585,12 @@ class _Loop:
         bar: TimeBar,
     ) -> None:
         self.dataloader = lent.loader
+        self.once = isinstance(lent.loader, Iterator)  # a generator: it cannot start again
         self.train_step = train_step
         self.clock = clock
         self.log = clock.log
-        self.steps_left = max_steps
+        self.steps = 0
+        self.max_steps = max_steps
         self.device = None if device is None else torch.device(device)
         self.bar = bar
         self.batched = lent.batched
@@ -581,15 +605,20 @@ class _Loop:
         try:
             with time_limit(max(seconds + OVERRUN_S, LEAST_LIMIT_S), lambda: self.doing):
                 # a long first epoch leaves time for one restart; short ones bring their own
-                self.epoch(deadline - RESTART_SHARE * seconds)
-                while time.perf_counter() < deadline and self.steps_left != 0:
+                self.epoch(deadline - (0.0 if self.once else RESTART_SHARE * seconds))
+                while not self.once and not self.enough and time.perf_counter() < deadline:
                     if not self.epoch(deadline):
                         break
         except ProbeTimeout as error:
-            if not self.log.epoch:
+            if not self.steps:
                 raise
             return f"{error} The figures are those of the steps before."
         return None
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many steps as were asked for are done."""
+        return self.steps == self.max_steps
 
     def epoch(self, until_s: float) -> bool:
         """Go through one epoch, or as much of it as the time allows.
@@ -598,10 +627,12 @@ class _Loop:
             Whether the loader had anything to deliver.
         """
         restarting = self.epochs > 0
+        if restarting and self.ended_s is None:  # cut short, which an ordinary restart is not
+            receive_rest(getattr(self.dataloader, "_iterator", None))
         asked = time.perf_counter()
         self.doing = f"Waiting for the first batch of epoch {self.epochs}"
         self.clock.asks()
-        iterator = iter(self.dataloader)
+        iterator = open_iterator(self.dataloader)
         try:
             for number in itertools.count():
                 if number:
@@ -610,20 +641,20 @@ class _Loop:
                 try:
                     batch = next(iterator)
                 except StopIteration:
-                    self.log.steps_per_epoch = number
+                    self.log.steps_per_epoch = number or self.log.steps_per_epoch
                     return number > 0
                 self.clock.got()
                 if number == 0:
                     self._note_first_batch(asked, restarting)
                 self._step(batch, number)
                 self.ended_s = time.perf_counter()
-                if self.steps_left == 0 or self.ended_s > until_s:
-                    self.ended_s = None  # cut short: what follows is not an ordinary restart
+                if self.enough or self.ended_s > until_s:
+                    self.ended_s = None
                     return True
             raise AssertionError("an endless count has ended")
         finally:
             self.epochs += 1
-            if iterator is not getattr(self.dataloader, "_iterator", None):
+            if not self.once and iterator is not getattr(self.dataloader, "_iterator", None):
                 close_iterator(iterator)
 
     def _note_first_batch(self, asked_s: float, restarting: bool) -> None:
@@ -634,14 +665,14 @@ class _Loop:
             self.log.startup_s = now - asked_s
 
     def _step(self, batch: Any, number: int) -> None:
+        samples = count_samples(batch, batched=self.batched)
+        self.bar.update()
+        self.clock.begins()
         if self.device is not None:
             batch = move_to(batch, self.device)
         self.clock.moved()
         if self.train_step is not None:
-            self.doing = f"Train step {len(self.log.epoch)}"
+            self.doing = f"Train step {self.steps}"
             self.train_step(batch)
-        samples = count_samples(batch, batched=self.batched)
         self.clock.stepped(self.epochs, samples, first=number == 0)
-        self.bar.update()
-        if self.steps_left is not None:
-            self.steps_left -= 1
+        self.steps += 1

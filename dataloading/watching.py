@@ -15,7 +15,7 @@ from dataloading.evidence import Evidence
 from dataloading.machine import inspect_machine
 from dataloading.results import format_seconds, format_value
 from dataloading.settings import LoaderSettings, ineffective_options
-from dataloading.timing import LoaderTiming, StepLog
+from dataloading.timing import LoaderTiming, StepLog, check_iterable
 
 STEPS_KEPT = 20_000  # per loader; a run of days must not fill the memory with its own timings
 
@@ -80,6 +80,8 @@ class WatchedLoader:
                 back = clock()
                 log.add(epoch, got - asked, back - given, samples)
                 seen.add(got - asked, back - given, samples)
+                if number % STEPS_KEPT == 0:  # an epoch may never end
+                    log.forget(STEPS_KEPT)
                 asked = clock()
             log.steps_per_epoch = seen.steps or log.steps_per_epoch
         finally:
@@ -122,10 +124,12 @@ class WatchedLoader:
             AttributeError: None of them has a `set_epoch`.
         """
         loader = self._loader
+        batch_sampler = getattr(loader, "batch_sampler", None)
         owners: tuple[Any, ...] = (
             loader,
             getattr(loader, "sampler", None),
-            getattr(loader, "batch_sampler", None),
+            batch_sampler,
+            getattr(batch_sampler, "sampler", None),
             getattr(loader, "dataset", None),
         )
         for owner in owners:
@@ -174,6 +178,5 @@ def watch_dataloader(dataloader: Any, *, report: bool = True) -> WatchedLoader:
 
     Explained in: notebook 01
     """
-    if not hasattr(dataloader, "__iter__") and not hasattr(dataloader, "__getitem__"):
-        raise TypeError(f"Expected a loader to iterate over, got {type(dataloader).__name__}.")
+    check_iterable(dataloader)
     return WatchedLoader(dataloader, report=report)

@@ -52,16 +52,18 @@ class WorkerRecords:
 
     def write(self, record: tuple[int, ...]) -> None:
         """Note one batch; called in the worker that made it."""
+        info = get_worker_info()
+        row = info.id % self.workers if info is not None else 0
         if self._open is None:
             shape = (self.workers, SLOTS)
             self._open = np.memmap(self.path, dtype=RECORD, mode="r+", shape=shape)
-        info = get_worker_info()
-        row = info.id if info is not None else 0
-        self._open[row % self.workers, self._count % SLOTS] = record
+            # behind the records of the worker that had this row in the epoch before
+            self._count = int(np.count_nonzero(self._open["ended_ns"][row]))
+        self._open[row, self._count % SLOTS] = record
         self._count += 1
 
     def read(self) -> np.ndarray:
-        """All records so far, oldest first; a structured array with one row per batch."""
+        """The records so far, oldest first; a structured array with one row per batch."""
         shape = (self.workers, SLOTS)
         mapped = np.memmap(self.path, dtype=RECORD, mode="r", shape=shape)
         records = np.array(mapped).ravel()

@@ -35,7 +35,7 @@ from data_setup import (
     rule_of_thumb_workers,
     seed_worker,
 )
-from dataloading import faults
+from dataloading import faults, sample_images
 from dataloading.machine import usable_cpu_count
 from dataloading.settings import LoaderSettings
 
@@ -507,7 +507,7 @@ def test_complete_sample_images_are_used_again(tmp_path):
 
 def test_interrupted_sample_images_are_made_anew(tmp_path, monkeypatch):
     reference = contents(make(tmp_path / "reference"))
-    vary_photo, calls = data_setup._vary_photo, []
+    vary_photo, calls = sample_images._vary_photo, []
 
     def interrupt(*args):
         calls.append(args)
@@ -515,7 +515,7 @@ def test_interrupted_sample_images_are_made_anew(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return vary_photo(*args)
 
-    monkeypatch.setattr(data_setup, "_vary_photo", interrupt)
+    monkeypatch.setattr(sample_images, "_vary_photo", interrupt)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "photos", progress=True)
     assert len(contents(tmp_path / "photos")) == 4
@@ -528,9 +528,9 @@ def test_other_sample_images_take_the_place_of_ours(tmp_path):
     assert contents(make(root, images=5, classes=2)) == contents(
         make(tmp_path / "reference", images=5, classes=2)
     )
-    (root / data_setup.SAMPLE_MARKER).write_text('{"half a mark')
+    (root / sample_images.SAMPLE_MARKER).write_text('{"half a mark')
     assert len(contents(make(root))) == 7
-    assert json.loads((root / data_setup.SAMPLE_MARKER).read_text())["complete"] is True
+    assert json.loads((root / sample_images.SAMPLE_MARKER).read_text())["complete"] is True
 
 
 def test_sample_images_do_not_touch_a_folder_of_others(tmp_path):

@@ -21,7 +21,7 @@ PARTS = {f"dataloading.{p.stem}" for p in (PROJECT / "dataloading").glob("*.py")
 MODULES = sorted(FRONT | PARTS | {"dataloading"})
 ON_TOP = {"dataloading.widgets", "dataloading.plots"}  # shown last, imported when they are needed
 LIGHT = {"numpy", "psutil", "torch", "dataloading", *FRONT}  # all else is imported where it is used
-MAY_ALSO = {"data_setup": {"torchvision"}}  # its image folders are torchvision's
+MAY_ALSO = {"dataloading.images": {"torchvision"}}  # its image folders are torchvision's
 OPTIONAL = ("ipywidgets", "torchvision", "pynvml", "IPython", "matplotlib")
 HEAVY = (*OPTIONAL, "pandas", "scipy", "PIL")
 

@@ -80,7 +80,7 @@ class FakeBindings:
         return call
 
 
-def read_once(bindings: FakeBindings) -> tuple[ResourceTrace, dict[str, float]]:
+def read_once(bindings: FakeBindings) -> tuple[ResourceTrace, dict[Any, Any]]:
     """One row of the sampler over fake bindings, and its trace."""
     trace = ResourceTrace(0.2, cpus=4)
     with Nvml(bindings, visible="0") as nvml:

@@ -1,0 +1,239 @@
+"""Results in plain words: the sentences and lines that both reports share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dataloading.codes import CODES
+from dataloading.evidence import FEWEST_STEPS
+from dataloading.recommendation import Recommendation
+from dataloading.results import MISSING, format_seconds, format_value
+from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
+from dataloading.workers import GOOD_ENOUGH
+
+if TYPE_CHECKING:
+    from dataloading.comparison import Comparison
+    from dataloading.diagnosis import Diagnosis
+    from dataloading.timing import LoaderTiming
+
+UNITS = ("_samples_per_s", "_bytes", "_percent", "_s")  # endings that the value itself shows
+PARTS = (
+    ("wait", "waiting for data"),
+    ("transfer", "moving the batch"),
+    ("step", "train step"),
+    ("other", "other work"),
+)
+
+
+def words(name: str) -> str:
+    """A field name as words, without the unit that its value carries.
+
+    >>> words("epoch_restart_s"), words("threshold_wait_share"), words("num_workers")
+    ('epoch restart', 'threshold of wait share', 'num_workers')
+    """
+    if name in LoaderSettings.__dataclass_fields__:
+        return name
+    if name.startswith("threshold_"):
+        return f"threshold of {words(name.removeprefix('threshold_'))}"
+    for unit in UNITS:
+        if name.endswith(unit):
+            name = name.removesuffix(unit) + (" rate" if unit == "_samples_per_s" else "")
+            break
+    return name.replace("_", " ").replace("cpu", "CPU")
+
+
+def figure_text(name: str, value: Any) -> str:
+    """A value with its unit; percents too.
+
+    >>> figure_text("utilization_percent", 41.2), figure_text("wait_s", 0.0123)
+    ('41 %', '12.3 ms')
+    """
+    if name.endswith("_percent") and isinstance(value, int | float):
+        return f"{value:.0f} %"
+    return format_value(name, value)
+
+
+def verdict_sentence(diagnosis: Diagnosis) -> str:
+    """The diagnosis in one sentence.
+
+    >>> from dataloading.diagnosis import diagnose
+    >>> from dataloading.evidence import Evidence
+    >>> from dataloading.machine import Machine
+    >>> verdict_sentence(diagnose(Evidence(), Machine(usable_cpus=2)))
+    'No verdict: 0 steady steps prove nothing; measure longer.'
+    """
+    evidence = diagnosis.evidence
+    wait = format_value("wait_share", evidence.wait_share)
+    if diagnosis.verdict == "inconclusive":
+        if evidence.steps >= FEWEST_STEPS:
+            return "No verdict: the share of waiting is not known."
+        return f"No verdict: {evidence.steps} steady steps prove nothing; measure longer."
+    if diagnosis.verdict == "data-bound":
+        cause = diagnosis.top("time")
+        because = f"; the main cause is {cause.code}" if cause is not None else ""
+        return f"Training waits for data {wait} of the time{because}."
+    return {
+        "compute-bound": f"The loader keeps up: training waits for data only {wait} of the time.",
+        "host-bound": "Other work of the training process takes the time, not the loader: "
+        f"waiting for data takes {wait}.",
+        "balanced": f"Little is lost to the loader: training waits for data {wait} of the time.",
+    }[diagnosis.verdict]
+
+
+def cause_sentence(diagnosis: Diagnosis) -> str:
+    """What the first finding means; empty without one."""
+    return CODES[diagnosis.cause].meaning if diagnosis.cause is not None else ""
+
+
+def comparison_sentence(comparison: Comparison) -> str:
+    """The comparison in one sentence, with its interval."""
+    notes = "; ".join(comparison.notes)
+    if comparison.ratio is None or comparison.interval is None:
+        return f"Before and after are {comparison.verdict}: {notes or 'no pair was measured'}."
+    low, high = comparison.interval
+    pairs = f"{len(comparison.pairs)} pairs"
+    shown = (
+        f"{comparison.ratio:.2f} times the rate (95 % interval {low:.2f} to {high:.2f}, {pairs})"
+    )
+    if comparison.verdict in ("faster", "slower"):
+        text = f"With the new settings training is {comparison.verdict}: {shown}."
+    else:
+        text = f"No difference could be shown: {shown}."
+    return f"{text} Note: {notes}." if notes else text
+
+
+def baseline_lines(timing: LoaderTiming) -> list[tuple[str, str]]:
+    """What a run showed: name and text of each line."""
+    if timing.steps == 0:
+        return [("steady steps", "none: the run was too short")]
+    lines = [
+        ("rate", format_value("samples_per_s", timing.samples_per_s)),
+        ("one step", f"{format_seconds(timing.period_s)} (mean of {timing.steps} steady steps)"),
+    ]
+    for part, meaning in PARTS:
+        mean = format_seconds(float(getattr(timing, f"{part}_s").mean()))
+        lines.append(
+            (meaning, f"{mean}, {format_value('x_share', getattr(timing, f'{part}_share'))}")
+        )
+    lines.append(
+        (
+            "wait of a step",
+            f"median {format_seconds(timing.median_wait_s)}, "
+            f"95 % below {format_seconds(timing.p95_wait_s)}",
+        )
+    )
+    lines.append(("first batch", _after(timing.startup_s, "after")))
+    lines.append(("epoch restart", _after(timing.epoch_restart_s, "")))
+    return lines
+
+
+def _after(seconds: float | None, before: str) -> str:
+    if seconds is None:
+        return f"{MISSING}: the run ended before" if not before else MISSING
+    return f"{before} {format_seconds(seconds)}".strip()
+
+
+def outcome_sentence(recommendation: Recommendation, comparison: Comparison | None) -> str:
+    """What the settings bring: as measured, else as predicted."""
+    if comparison is None:
+        gain = predicted_gain(recommendation.predicted_gain)
+        return f"Recommended settings: {gain}; not measured yet."
+    if comparison.ratio is None or comparison.verdict not in ("faster", "slower"):
+        return f"Measured with the recommended settings: {comparison.verdict}."
+    return f"Measured with the recommended settings: {comparison.ratio:.2f} times the rate."
+
+
+def predicted_gain(gain: float | None) -> str:
+    """A predicted gain in words.
+
+    >>> predicted_gain(3.777), predicted_gain(1.001), predicted_gain(None)
+    ('predicted gain 3.78 times the rate', 'no gain predicted', 'gain not predicted')
+    """
+    if gain is None:
+        return "gain not predicted"
+    if abs(gain - 1) < GOOD_ENOUGH - 1:
+        return "no gain predicted"
+    return f"predicted gain {gain:.2f} times the rate"
+
+
+def prediction_sentence(recommendation: Recommendation) -> str:
+    """Gain and rate that the model expects of the recommended settings."""
+    gain = predicted_gain(recommendation.predicted_gain)
+    text = f"{gain[0].upper()}{gain[1:]}"
+    if recommendation.predicted is not None:
+        text += f": {recommendation.predicted.summary()}"
+    return f"{text}."
+
+
+def changed_settings(
+    recommendation: Recommendation, present: LoaderSettings
+) -> tuple[dict[str, Any], list[str]]:
+    """Keyword arguments that a recommendation changes, and those that must be left out.
+
+    Args:
+        recommendation: What was recommended.
+        present: How the loader is set now.
+
+    Returns:
+        `(changed, removed)`: name -> new value, and names that the new combination doesn't take.
+    """
+    now, wanted = present.kwargs(), recommendation.settings.kwargs()
+    if present.num_workers > 0:
+        now.setdefault("prefetch_factor", DEFAULT_PREFETCH_FACTOR)
+    changed = {name: value for name, value in wanted.items() if now.get(name) != value}
+    removed = [
+        name for name in now if name not in wanted and name not in ("batch_size", "in_order")
+    ]
+    if present.prefetch_factor is None and "prefetch_factor" in removed:
+        removed.remove("prefetch_factor")
+    if not present.persistent_workers and "persistent_workers" in removed:
+        removed.remove("persistent_workers")
+    return changed, removed
+
+
+def settings_snippet(recommendation: Recommendation, present: LoaderSettings) -> str:
+    """Python to copy: only the arguments that change; empty where nothing does.
+
+    Args:
+        recommendation: What was recommended.
+        present: How the loader is set now.
+    """
+    changed, removed = changed_settings(recommendation, present)
+    if not changed and not removed:
+        return ""
+    arguments = [f"    {name}={value!r}," for name, value in changed.items()]
+    if removed:
+        arguments.append(f"    # without {', '.join(removed)}")
+    return "\n".join(
+        ["DataLoader(", "    dataset,  # and your other arguments, as they are", *arguments, ")"]
+    )
+
+
+def measured_lines(diagnosis: Diagnosis, baseline: LoaderTiming | None) -> list[tuple[str, str]]:
+    """How the figures were measured: steps, seconds, clock and versions."""
+    machine = diagnosis.machine
+    lines = [("steady steps", f"{diagnosis.evidence.steps}")]
+    if baseline is not None and baseline.steps:
+        seconds = format_seconds(float(baseline.total_s.sum()))
+        left_out = f"{baseline.discarded_steps} steps of start-up and prefetch burst left out"
+        lines = [
+            ("steady steps", f"{baseline.steps} in {seconds}; {left_out}"),
+            ("clock", baseline.clock),
+        ]
+    lines.append(("machine", machine.summary()))
+    lines.append(("system", f"{machine.platform}, {machine.environment}"))
+    return lines
+
+
+def all_notes(
+    diagnosis: Diagnosis, baseline: LoaderTiming | None, comparison: Comparison | None
+) -> list[str]:
+    """Everything the reader should know besides, each once."""
+    notes = [
+        f"{words(name)} not measured: {why}" for name, why in diagnosis.evidence.reasons.items()
+    ]
+    for result in (baseline, diagnosis.timing, diagnosis.profile, comparison):
+        notes += getattr(result, "notes", ())
+    if diagnosis.trace is not None:
+        notes += [f"{topic}: {why}" for topic, why in diagnosis.trace.notes.items()]
+    return list(dict.fromkeys(notes))

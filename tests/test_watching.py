@@ -1,0 +1,157 @@
+"""Watching a loader in somebody's own loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import workloads
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from dataloading import watching
+from dataloading.watching import EpochTotals, watch_dataloader
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    yield from workloads.leaves_nothing()
+
+
+class WithEpoch(SequentialSampler):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def train(loader: Any, epochs: int = 1) -> list[Any]:
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+# ---- what is seen ------------------------------------------------------------------------------
+
+
+def test_the_batches_are_those_of_the_loader() -> None:
+    loader = DataLoader(workloads.Slow(10), batch_size=4)
+    watched = watch_dataloader(loader, report=False)
+    seen = [targets.tolist() for _, targets in train(watched)]
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert watched.timing.samples.tolist() == [4, 2]  # the first batch stands apart
+    assert watched.timing.steps_per_epoch == 3
+
+
+def test_waits_and_steps_are_told_apart() -> None:
+    watched = watch_dataloader(DataLoader(workloads.Slow(20, seconds=0.02)), report=False)
+    for _ in watched:
+        time.sleep(0.01)
+    timing = watched.timing
+    assert timing.wait_share == pytest.approx(2 / 3, abs=0.15)
+    assert timing.step_share == pytest.approx(1 / 3, abs=0.15)
+    assert timing.startup_s is not None
+    assert timing.startup_s >= 0.02
+
+
+def test_epochs_are_noted() -> None:
+    watched = watch_dataloader(DataLoader(workloads.Slow(5)), report=False)
+    train(watched, epochs=3)
+    assert watched.timing.steps == 14
+    assert watched.timing.epoch_restart_s is not None
+    assert repr(watched) == "watched DataLoader (15 steps seen)"
+
+
+def test_a_loop_that_breaks_off() -> None:
+    watched = watch_dataloader(DataLoader(workloads.Slow(50), num_workers=1), report=False)
+    for number, _ in enumerate(watched):
+        if number == 3:
+            break
+    assert repr(watched) == "watched DataLoader (3 steps seen)"
+    assert watched.timing.steps_per_epoch is None
+
+
+def test_a_loop_that_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    watched = watch_dataloader(DataLoader(workloads.Failing(20)))
+    with pytest.raises(KeyError, match="broken sample 5"):
+        train(watched)
+    assert capsys.readouterr().out.startswith("epoch 0: ")
+
+
+def test_nothing_seen_yet() -> None:
+    watched = watch_dataloader(DataLoader(workloads.Slow(5)))
+    with pytest.raises(ValueError, match="Nothing was watched yet"):
+        _ = watched.timing
+
+
+def test_anything_that_yields_batches() -> None:
+    watched = watch_dataloader([torch.zeros(4, 2)] * 6, report=False)
+    assert len(train(watched)) == len(watched) == 6
+    assert watched.timing.settings is None
+    assert watched.timing.samples.tolist() == [4] * 5
+    with pytest.raises(TypeError, match="Expected a loader to iterate over, got int"):
+        watch_dataloader(5)
+
+
+def test_an_epoch_without_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "STEPS_KEPT", 10)
+    watched = watch_dataloader(DataLoader(workloads.Slow(1000)), report=False)
+    for _ in watched:
+        assert len(watched._log.epoch) <= 20
+    assert watched.timing.steps == 9
+    assert watched.timing.steps_per_epoch == 1000
+
+
+def test_a_diagnosis_from_what_was_seen() -> None:
+    watched = watch_dataloader(DataLoader(workloads.Slow(30, seconds=0.003)), report=False)
+    train(watched)
+    diagnosis = watched.diagnosis()
+    assert diagnosis.timing is not None
+    assert diagnosis.timing.steps == 29
+    assert diagnosis.profile is None
+
+
+# ---- what is printed ---------------------------------------------------------------------------
+
+
+def test_one_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    train(watch_dataloader(DataLoader(workloads.Slow(5))), epochs=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("epoch 1: ")
+    train(watch_dataloader(DataLoader(workloads.Slow(5)), report=False))
+    assert capsys.readouterr().out == ""
+
+
+def test_the_line_has_rate_share_and_worst_wait() -> None:
+    seen = EpochTotals()
+    for wait_s, step_s in ((0.1, 0.1), (0.5, 0.1), (0.1, 0.1)):
+        seen.add(wait_s, step_s, samples=20)
+    assert seen.line() == (
+        "60 samples/s, waiting for data 70 % of the time, worst wait 500 ms (batch 1)"
+    )
+    assert "0 %" in EpochTotals().line()
+
+
+# ---- answering for the loader ------------------------------------------------------------------
+
+
+def test_attributes_and_length() -> None:
+    loader = DataLoader(workloads.Slow(10), batch_size=4)
+    watched = watch_dataloader(loader)
+    assert len(watched) == 3
+    assert watched.dataset is loader.dataset
+    assert watched.batch_size == 4
+    with pytest.raises(AttributeError, match="missing"):
+        _ = watched.missing
+
+
+def test_set_epoch_goes_to_whoever_has_it() -> None:
+    data = workloads.Slow(8)
+    direct, inside = WithEpoch(data), WithEpoch(data)
+    watch_dataloader(DataLoader(data, sampler=direct)).set_epoch(3)
+    batches = BatchSampler(inside, 2, drop_last=False)
+    watch_dataloader(DataLoader(data, batch_sampler=batches)).set_epoch(4)
+    assert (direct.epoch, inside.epoch) == (3, 4)
+    with pytest.raises(AttributeError, match="Neither the loader"):
+        watch_dataloader(DataLoader(data)).set_epoch(1)
