@@ -97,9 +97,10 @@ def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def run(options: argparse.Namespace, diagnose: Callable[..., Diagnosis]) -> None:
     """Make the four moves and write the report."""
-    from dataloading.report import text_report, write_html_report
+    from dataloading.report import check_report_path, text_report, write_html_report
 
-    report = _writable(options.report)
+    report = options.report.expanduser().absolute()
+    check_report_path(report)
     with tempfile.TemporaryDirectory(prefix="photos-") as scratch:
         loader, source = default_loader(options.image_dir, options.batch_size, Path(scratch))
         classes = len(loader.dataset.classes)  # type: ignore[attr-defined]
@@ -214,15 +215,3 @@ def small_cnn(classes: int, channels: int = 10) -> torch.nn.Sequential:
 
 def _describe(train_step: TrainStep, device: torch.device | None) -> str:
     return repr(train_step) if device is None else f"a small CNN on {device}"
-
-
-def _writable(path: Path) -> Path:
-    """The report's path, checked before minutes of measuring depend on it."""
-    path = path.expanduser().absolute()
-    if path.is_dir():
-        raise IsADirectoryError(f"the report cannot be written: {path} is a folder.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the report cannot be written: there is no folder {path.parent}.")
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"the report cannot be written: {path.parent} is not writable.")
-    return path

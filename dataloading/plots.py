@@ -19,7 +19,6 @@ from dataloading.plot_style import (
     axes_for,
     dress,
     inks,
-    is_number,
     label_box,
     legend_below,
     patches,
@@ -28,8 +27,10 @@ from dataloading.plot_style import (
     time_unit,
     write,
 )
+from dataloading.plots_ceilings import measured_rate, plot_ceilings
 from dataloading.plots_comparison import plot_comparison
 from dataloading.plots_resources import plot_gpu_curve, plot_memory, plot_resources
+from dataloading.plots_scaling import plot_scaling
 from dataloading.plots_timeline import plot_timeline
 from dataloading.plots_workers import plot_worker_curve
 from dataloading.results import format_seconds, format_value
@@ -37,18 +38,19 @@ from dataloading.results import format_seconds, format_value
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dataloading.diagnosis import Diagnosis
     from dataloading.profiling import SampleProfile
     from dataloading.timing import LoaderTiming
 
 __all__ = [
     "KINDS",
+    "measured_rate",
     "plot_ceilings",
     "plot_comparison",
     "plot_gpu_curve",
     "plot_memory",
     "plot_resources",
     "plot_sample_stages",
+    "plot_scaling",
     "plot_time_split",
     "plot_timeline",
     "plot_waits",
@@ -57,16 +59,6 @@ __all__ = [
 
 PARTS = ("wait", "transfer", "step", "other")  # of one step, in the order in which they happen
 ROOM_FOR_LABEL = 0.085  # a part narrower than this share of the picture has no room for its time
-CLIP = 3.0  # ceilings beyond this many times the lowest are cut off: their height doesn't matter
-CEILINGS = {  # part of the run -> what the bar is called, and its kind
-    "compute": ("train step alone", "step"),
-    "workers": ("loader alone", "prepare"),
-    "cpu": ("all usable CPUs", "prepare"),
-    "transfer": ("sending batches", "transfer"),
-    "storage": ("reading files", "prepare"),
-    "sampler": ("drawing indices", "prepare"),
-    "startup": ("starting epochs", "other"),
-}
 
 
 def plot_time_split(
@@ -193,6 +185,7 @@ def plot_sample_stages(profile: SampleProfile, ax: Axes | None = None) -> Axes:
     if not len(known) or whole <= 0:
         return say_instead(ax, "What one sample costs", "no stage was measured")
     factor, unit = time_unit(whole)
+    plate = label_box(ax) | {"boxstyle": "square,pad=0.1"}
     begun = 0.0
     for row, stage in enumerate(known.itertuples()):
         wall = float(stage.wall_s)
@@ -210,19 +203,10 @@ def plot_sample_stages(profile: SampleProfile, ax: Axes | None = None) -> Axes:
         if row + 1 < len(known):  # a thread that leads on to the next stage
             ax.plot([begun * factor] * 2, [row, row + 1], color=GRID, linewidth=0.8, zorder=0.5)
         text = f"{format_seconds(wall)}  ({wall / whole:.0%})".replace("%", " %")
-        right = begun / whole < 0.75
-        at = begun if right else begun - wall
-        write(
-            ax,
-            (at + (0.012 if right else -0.012) * whole) * factor,
-            row,
-            text,
-            ha="left" if right else "right",
-            bbox=label_box(ax) | {"boxstyle": "square,pad=0.1"},
-        )
+        write(ax, (begun + 0.012 * whole) * factor, row, text, bbox=plate)
     ax.set_yticks(range(len(known)), [str(name) for name in known["stage"]])
     ax.set_ylim(len(known) - 0.5, -0.5)
-    ax.set_xlim(0, whole * factor * 1.03)
+    ax.set_xlim(0, whole * factor * 1.26)  # room for the last label
     top = known.loc[known["wall_s"].idxmax()]
     dress(
         ax,
@@ -233,90 +217,3 @@ def plot_sample_stages(profile: SampleProfile, ax: Axes | None = None) -> Axes:
     works_patch.set_label("a CPU works")
     legend_below(ax, [works_patch, waits_patch])
     return ax
-
-
-def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
-    """Draw the rate that each part could reach alone, and the rate that was measured.
-
-    The lowest ceiling is what limits training. Bars far above it are cut off, with their value.
-
-    Args:
-        diagnosis: What `diagnose_dataloader` found.
-        ax: Where to draw; None makes a figure.
-
-    Returns:
-        The Axes.
-
-    Explained in: notebook 00
-    """
-    rates = {part: rate for part, rate in diagnosis.ceilings.items() if is_number(rate)}
-    known = sorted(((float(rate or 0), part) for part, rate in rates.items()))
-    missing = [CEILINGS.get(p, (p, ""))[0] for p in diagnosis.ceilings if p not in rates]
-    ax = axes_for(ax, 1.5 + ROW_IN * max(2, len(known)))
-    if not known:
-        return say_instead(ax, "What limits training", "no ceiling was measured")
-    measured = measured_rate(diagnosis)
-    ink, _ = inks(ax)
-    lowest = known[0][0]
-    right = max(min(known[-1][0], CLIP * max(lowest, measured or 0.0)), measured or 0.0) * 1.02
-    for row, (rate, part) in enumerate(known):
-        _, kind = CEILINGS.get(part, (part, "other"))
-        style = KINDS[kind].style()
-        binds = row == 0
-        ax.barh(row, min(rate, right), height=0.62, **style | {"alpha": 1.0 if binds else 0.55})
-        text = format_value("samples_per_s", rate)
-        if rate > right:
-            text = f"→ {text}"
-        write(
-            ax,
-            min(rate, right) + 0.012 * right,
-            row,
-            text,
-            fontweight="bold" if binds else "normal",
-        )
-        if binds:
-            ax.barh(row, rate, height=0.62, facecolor="none", edgecolor=ink, linewidth=1.6)
-    if measured is not None:
-        ax.axvline(
-            measured,
-            color=ink,
-            linestyle="--",
-            linewidth=1.5,
-            label=f"measured: {format_value('samples_per_s', measured)}",
-        )
-    names = [CEILINGS.get(part, (part, ""))[0] for _, part in known]
-    ax.set_yticks(range(len(known)), names)
-    ax.get_yticklabels()[0].set_fontweight("bold")
-    ax.set_ylim(len(known) - 0.5, -0.5)
-    ax.set_xlim(0, right * 1.3)
-    unknown = f"\nnot measured: {', '.join(missing)}" if missing else ""
-    dress(
-        ax,
-        title=f"Lowest ceiling: {names[0]}",
-        xlabel=f"samples/s that each part could reach alone{unknown}",
-    )
-    if measured is not None:
-        legend_below(ax, drop=0.62 if missing else 0.0)
-    else:
-        write(
-            ax,
-            1,
-            1.02,
-            "rate of the run not measured",
-            soft=True,
-            transform=ax.transAxes,
-            ha="right",
-            va="bottom",
-        )
-    return ax
-
-
-def measured_rate(diagnosis: Diagnosis) -> float | None:
-    """Samples per second of the real run, or None."""
-    if diagnosis.timing is not None and diagnosis.timing.steps > 0:
-        rate = diagnosis.timing.samples_per_s
-        return rate if is_number(rate) else None
-    evidence = diagnosis.evidence
-    if evidence.batch_size is None or not evidence.period_s:
-        return None
-    return evidence.batch_size / evidence.period_s

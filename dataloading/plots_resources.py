@@ -75,7 +75,8 @@ def plot_gpu_curve(
     ax.set_ylim(0, max(105.0, float(values.max()) * 1.05))
     ax.set_xlim(times[0], max(times[-1], times[0] + SHORTEST_S))
     period = f", a tooth every {format_seconds(pattern.period_s)}" if pattern.period_s else ""
-    known = "" if pattern.name == "unknown" else f": {pattern.name}{period}"
+    telling = pattern.name != "unknown" if wanted.startswith("gpu") else pattern.name == "sawtooth"
+    known = f": {pattern.name}{period}" if telling else ""  # only a GPU can be starved
     dress(
         ax,
         title=f"{name_of(wanted)}{known}",

@@ -8,10 +8,10 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from dataloading.codes import SEVERITIES, Finding, finding
-from dataloading.diagnosis import pins_memory
 from dataloading.model import WORKER_BYTES
 from dataloading.preflight import Preflight, look_at
 from dataloading.results import format_bytes, format_seconds
+from dataloading.setup_rules import pins_memory
 from dataloading.timing import length_of
 
 SLOW_START_S = 1.0  # sending a data set for longer than this is felt at every start

@@ -275,6 +275,8 @@ def _read_bytes(path: Any) -> None:
         with open(path, "rb") as file:
             while file.read(READ_CHUNK_BYTES):
                 pass
+    except ProbeTimeout:  # an OSError as well
+        raise
     except OSError:
         return  # the reader itself will say what is wrong
 
@@ -307,9 +309,8 @@ def with_clocks(dataset: Any, clock: StageClock) -> Any:
 
 def _timed_transform(transform: Any, clock: StageClock) -> Any:
     """A transform with a clock around it, or, for a chain, around each of its links."""
-    own = getattr(
-        transform, "__dict__", {}
-    )  # not the submodules of an nn.Module: copies share them
+    # its own attributes, not the submodules of an nn.Module: a copy shares those with the original
+    own = getattr(transform, "__dict__", {})
     steps = own.get("transforms")
     if isinstance(steps, list | tuple) and all(callable(step) for step in steps):
         chain = copy.copy(transform)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dataloading.codes import Finding
-from dataloading.diagnosis import Diagnosis, pins_memory
+from dataloading.diagnosis import Diagnosis
 from dataloading.machine import Machine
 from dataloading.model import (
     BatchCosts,
@@ -19,6 +19,7 @@ from dataloading.model import (
 )
 from dataloading.results import Result, format_bytes, format_value
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
+from dataloading.setup_rules import pins_memory
 from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
 
 ELSEWHERE = ("cpu-bound", "collate", "transfer", "per-sample-overhead")  # what no setting mends

@@ -223,6 +223,8 @@ def receive_rest(iterator: Any) -> None:
                 return
             arrived, _ = iterator._try_get_data(timeout=left)
             iterator._tasks_outstanding -= int(arrived)
+    except ProbeTimeout:  # an OSError as well
+        raise
     except (RuntimeError, AttributeError, EOFError, OSError):
         return  # a worker has died: nothing more will come
 

@@ -9,10 +9,11 @@ from evidence_made_up import COMPUTING, WAITING, loop
 
 from dataloading.accelerators import Accelerator
 from dataloading.codes import CODES, finding
-from dataloading.diagnosis import RULES, ceilings, diagnose, explain, judge
+from dataloading.diagnosis import RULES, ceilings, diagnose, explain
 from dataloading.evidence import FEWEST_STEPS, Evidence
 from dataloading.machine import Machine
 from dataloading.timing import LoaderTiming
+from dataloading.verdict import judge
 
 EIGHT = Machine(usable_cpus=8, start_method="fork")
 TWO = Machine(usable_cpus=2, start_method="fork")

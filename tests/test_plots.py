@@ -21,6 +21,7 @@ from dataloading.machine import Machine
 from dataloading.model import BatchCosts, simulate_timeline
 from dataloading.plot_style import KINDS, render_png
 from dataloading.profiling import SampleProfile
+from dataloading.scaling import ScalingFit
 from dataloading.settings import LoaderSettings
 from dataloading.timing import LoaderTiming
 from dataloading.trace import ResourceTrace
@@ -105,6 +106,11 @@ def made_trace(**columns: Any) -> ResourceTrace:
     return trace
 
 
+def made_fit(exponent: float, interval: tuple[float, float] = (1.3, 1.5)) -> ScalingFit:
+    sizes = np.array([1000, 2000, 4000, 8000, 16000])
+    return ScalingFit(exponent, interval, sizes, 0.1 * (sizes / 1000) ** exponent, ())
+
+
 def sawtooth(teeth: int = 15, period: int = 12) -> np.ndarray:
     return np.tile(np.r_[np.full(period // 2, 90.0), np.full(period - period // 2, 5.0)], teeth)
 
@@ -146,6 +152,7 @@ def all_pictures() -> dict[str, Any]:
         "plot_gpu_curve": lambda ax: plots.plot_gpu_curve(trace, ax=ax),
         "plot_memory": lambda ax: plots.plot_memory(trace, ax=ax),
         "plot_resources": lambda ax: plots.plot_resources(trace, ax=ax),
+        "plot_scaling": lambda ax: plots.plot_scaling(made_fit(1.4), ax=ax),
         "plot_timeline": lambda ax: plots.plot_timeline(timeline, ax=ax),
         "plot_worker_curve": lambda ax: plots.plot_worker_curve(COSTS, 0.03, MACHINE, ax=ax),
     }
@@ -213,6 +220,9 @@ def crowded_pictures() -> dict[str, Any]:
             }
         ),
         "even stages": lambda: plots.plot_sample_stages(made_profile(stages)),
+        "one stage": lambda: plots.plot_sample_stages(
+            made_profile({"rest of __getitem__": (0.0016, 0.001), "collate": (8e-6, 8e-6)})
+        ),
         "all ceilings": lambda: plots.plot_ceilings(all_parts),
         "rate unknown": lambda: plots.plot_ceilings(made_diagnosis(period_s=None)),
         "equal loaders": lambda: plots.plot_comparison(judge_pairs(aa)),
@@ -230,6 +240,12 @@ def crowded_pictures() -> dict[str, Any]:
         ),
         "many workers": lambda: plots.plot_worker_curve(
             replace(COSTS, wait_s=2.0), 0.03, Machine(usable_cpus=16)
+        ),
+        "no growth": lambda: plots.plot_scaling(
+            replace(made_fit(0.0), seconds_per_epoch=np.array([1.0, 1.001, 1.0, 0.999, 1.0]))
+        ),
+        "close sizes": lambda: plots.plot_scaling(
+            replace(made_fit(1.0), sizes=np.array([1000, 1010, 1500, 9000, 16000]))
         ),
         "nothing": lambda: plots.plot_resources(ResourceTrace(0.1, 8)),
     }
@@ -476,7 +492,7 @@ def test_gpu_curve_leaves_out_what_is_old() -> None:
 
 def test_gpu_curve_falls_back_to_the_cpu() -> None:
     ax = plots.plot_gpu_curve(made_trace(cpu_percent_of_usable=np.full(50, 40.0)))
-    assert "CPU of this process" in ax.get_title(loc="left")
+    assert ax.get_title(loc="left") == "CPU of this process"  # "starved" is for a GPU
 
 
 def test_gpu_curve_without_readings_says_why() -> None:
@@ -585,6 +601,27 @@ def test_timeline_refuses_no_batches_and_says_when_it_is_empty() -> None:
     with pytest.raises(ValueError, match="batches=0"):
         plots.plot_timeline(table, batches=0)
     assert "no batch" in texts(plots.plot_timeline(table.iloc[:0]))
+
+
+# ---- Growth --------------------------------------------------------------------------------------
+
+
+def test_scaling_draws_the_points_the_power_and_proportion() -> None:
+    ax = plots.plot_scaling(made_fit(1.4))
+    proportion, power = ax.lines
+    assert power.get_ydata() == pytest.approx([0.1, 0.1 * 16**1.4])
+    assert proportion.get_ydata() == pytest.approx([0.1, 1.6])
+    assert ax.collections[0].get_offsets()[:, 0].tolist() == [1000, 2000, 4000, 8000, 16000]
+    assert "power 1.40 (95 % interval 1.30 to 1.50)" in ax.get_title(loc="left")
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+    assert "16,000" in texts(ax)
+
+
+def test_scaling_without_an_interval_or_enough_sizes() -> None:
+    unsure = plots.plot_scaling(made_fit(1.0, (-np.inf, np.inf)))
+    assert "interval" not in unsure.get_title(loc="left")
+    lone = replace(made_fit(1.0), sizes=np.array([10]), seconds_per_epoch=np.array([1.0]))
+    assert "fewer than two sizes" in texts(plots.plot_scaling(lone))
 
 
 # ---- Workers -------------------------------------------------------------------------------------

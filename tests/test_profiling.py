@@ -438,6 +438,18 @@ def test_a_number_is_not_read_as_an_open_file(no_transfer: None, tmp_path: Path)
         assert os.fstat(file.fileno()).st_size == 1  # still open
 
 
+@linux_only
+def test_reading_that_hangs_is_stopped(
+    no_transfer: None, monkeypatch: pytest.MonkeyPatch, photos: Path
+) -> None:
+    from torchvision import datasets
+
+    monkeypatch.setattr(profiling, "LIMIT_S", 0.3)
+    monkeypatch.setattr(profiling, "open", lambda *_: time.sleep(FOREVER_S), raising=False)
+    with pytest.raises(ProbeTimeout, match="Fetching sample 0"):
+        profile_samples(datasets.ImageFolder(str(photos)))
+
+
 # ---- what goes wrong ---------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -320,10 +321,13 @@ def test_a_01_6_overlap() -> None:
 
 
 @linux_only
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_17_8_a_probe_ends_with_its_budget(short_limit: None, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_17_8_a_probe_ends_with_its_budget(
+    short_limit: None, workers: int, persistent: bool
+) -> None:
     begun = time.monotonic()
-    loader = forked(workloads.Slow(8, seconds=FOREVER_S), workers)
+    data = workloads.Slow(8, seconds=FOREVER_S)
+    loader = forked(data, workers, persistent_workers=persistent)
     with pytest.raises(ProbeTimeout, match="Waiting for the first batch of epoch 0: stopped"):
         measure(loader, seconds=0.2)
     assert time.monotonic() - begun < SLACK_S
@@ -441,6 +445,22 @@ def test_a_generator_goes_on_after_the_measurement() -> None:
     batches = (torch.full((2,), float(number)) for number in range(100))
     assert measure(batches, max_steps=5).steps_per_epoch is None
     assert next(batches).tolist() == [5.0, 5.0]
+
+
+class OneEpoch:
+    """Can be iterated over once; after that it delivers nothing."""
+
+    def __init__(self, count: int) -> None:
+        self.batches = iter(torch.zeros(count, 4, 2))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches
+
+
+def test_a_second_epoch_without_a_batch_ends_the_measurement() -> None:
+    timing = measure(OneEpoch(10))
+    assert timing.steps == 9
+    assert timing.steps_per_epoch == 10
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -623,13 +643,18 @@ def test_a_loader_that_delivers_nothing(make: Any, text: str) -> None:
 
 @linux_only
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_train_step_that_raises(workers: int) -> None:
+def test_a_train_step_that_raises(
+    workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def step(batch: Any) -> None:
         raise ZeroDivisionError("in my step")
 
     loader = forked(workloads.Slow(40), workers, persistent_workers=workers > 0)
     with pytest.raises(ZeroDivisionError, match="in my step"):
         measure(loader, step)
+    assert list(tmp_path.iterdir()) == []
 
 
 @linux_only

@@ -265,6 +265,23 @@ def test_receiving_ends_when_nothing_comes() -> None:
     close_iterator(iterator)
 
 
+@linux_only
+def test_receiving_does_not_swallow_the_time_limit() -> None:
+    iterator = hung_iterator()
+    with pytest.raises(ProbeTimeout), time_limit(LIMIT_S, "Receiving"):
+        receive_rest(iterator)
+    close_iterator(iterator)
+
+
+@linux_only
+def test_nothing_comes_from_a_worker_that_died() -> None:
+    iterator: Any = hung_iterator()
+    for worker in iterator._workers:
+        worker.kill()
+    receive_rest(iterator)
+    close_iterator(iterator)
+
+
 def test_there_is_nothing_to_receive_elsewhere() -> None:
     receive_rest(None)
     receive_rest(iter(DataLoader(workloads.Slow(4))))

@@ -166,26 +166,44 @@ def run_cell(page: Any, number: int) -> None:
     pytest.fail(f"cell {number} was not run")
 
 
-def test_a_17_3_a_key_on_a_slider_draws_once_and_nothing_moves(page: Any) -> None:
-    cell = page.locator(".jp-Notebook .jp-Cell").first
+def test_a_17_3_each_release_of_a_slider_draws_once_and_nothing_moves(page: Any) -> None:
+    cell, following = (page.locator(".jp-Notebook .jp-Cell").nth(n) for n in (0, 1))
     area = cell.locator(".jp-OutputArea .jp-OutputArea").filter(has=page.locator("img")).last
     height = area.evaluate("a => a.closest('.jupyter-widgets').getBoundingClientRect().height")
-    place = page.locator(".jp-Notebook .jp-Cell").nth(1).bounding_box()
+    place = following.bounding_box()
+    first = area.locator("img").get_attribute("src")
     area.evaluate(COUNT_PICTURES)
     handle = cell.locator(".noUi-handle").first
     handle.focus()
     for presses in range(1, 11):
         page.keyboard.press("ArrowRight")
-        page.wait_for_function("count => window.shown.length >= count", arg=presses)
+        wait_for_pictures(page, presses)
         assert area.locator("img").count() == 1
-    # An eleventh picture of any earlier press would have come before the one that was waited for.
-    assert page.evaluate("window.shown.length") == 10
-    assert page.evaluate("new Set(window.shown).size") == 10
-    assert handle.get_attribute("aria-valuetext").startswith("10")
-    after = area.evaluate("a => a.closest('.jupyter-widgets').getBoundingClientRect().height")
-    assert after == height
-    assert page.locator(".jp-Notebook .jp-Cell").nth(1).bounding_box() == place
+
+    grip = handle.bounding_box()
+    x, y = grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for move in range(1, 31):
+        page.mouse.move(x - 2 * move, y)
+    assert float(handle.get_attribute("aria-valuenow")) < 10, "the slider follows the mouse"
+    page.mouse.up()
+    wait_for_pictures(page, 11)
+    page.keyboard.press("Home")  # back to where it began: this picture is known, and the last one
+    page.wait_for_function("first => window.shown.at(-1) === first", arg=first)
+
+    pictures = page.evaluate("window.shown.length")
+    assert pictures == 12, "ten keys, one drag, one key"
+    assert page.evaluate("new Set(window.shown.slice(0, 10)).size") == 10
+    assert (
+        area.evaluate("a => a.closest('.jupyter-widgets').getBoundingClientRect().height") == height
+    )
+    assert following.bounding_box() == place
     assert area.evaluate("a => a.scrollHeight <= a.clientHeight && a.scrollWidth <= a.clientWidth")
+
+
+def wait_for_pictures(page: Any, count: int) -> None:
+    page.wait_for_function("count => window.shown.length >= count", arg=count)
 
 
 def test_a_17_6_the_live_view_draws_by_itself_and_stops(page: Any) -> None:
@@ -193,7 +211,7 @@ def test_a_17_6_the_live_view_draws_by_itself_and_stops(page: Any) -> None:
     picture = cell.locator(".jp-OutputArea img")
     cell.evaluate(COUNT_PICTURES)
     page.get_by_role("button", name="Start", exact=True).click()
-    page.wait_for_function("window.shown.length >= 3")
+    wait_for_pictures(page, 3)
     assert picture.count() == 1
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("button", name="Start", exact=True).wait_for()

@@ -1,0 +1,331 @@
+"""Rules about time: each a pure function from evidence to a finding, with no clock in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dataloading.codes import Finding, finding
+from dataloading.evidence import FEWEST_STEPS, Evidence
+from dataloading.machine import Machine
+from dataloading.model import step_bounds
+from dataloading.profiling import DECODE, READ
+from dataloading.results import format_seconds, format_value
+from dataloading.settings import LoaderSettings
+from dataloading.verdict import DATA_BOUND_SHARE, HOST_SHARE, QUIET_SHARE, host_share, judge
+from dataloading.workers import best_workers
+
+# Every threshold of the rules, with its reason.
+WORTH_A_CHANGE = 1.10  # a predicted gain below 10 % is within the error of the model
+LARGE_GAIN = 1.5  # half again the rate is worth stopping a training for
+TINY_SAMPLE_S = 30e-6  # below this, calls and pickling outweigh the content of a sample
+MOST_OF_IT = 0.5  # the larger part of a batch's time
+RESTART_SHARE = 0.15  # of an epoch spent on its start
+INTERFERENCE_FACTOR = 1.3  # the real run against the slower of its two arms
+
+# What the percentage of `nvidia-smi` means, said wherever it could mislead.
+UTILISATION_MEANING = (
+    "GPU utilisation is the share of time a kernel was running, not the share of the GPU in use."
+)
+
+# What makes the dearest stage cheaper, where its name says what it does.
+STAGE_ADVICE = {
+    READ: "Read fewer, larger files, or keep the files in memory.",
+    DECODE: "Store smaller images, decode at reduced size, or cache what was decoded.",
+}
+
+Rule = Callable[[Evidence, Machine], Finding | None]
+
+
+def _is_data_bound(evidence: Evidence) -> bool:
+    return judge(evidence) == "data-bound"
+
+
+def compute_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """The train step takes the time."""
+    if judge(evidence) != "compute-bound":
+        return None
+    extra = ""
+    if evidence.utilization_percent is not None:
+        extra = f" NVML shows {evidence.utilization_percent:.0f} %. {UTILISATION_MEANING}"
+    share = evidence.wait_share or 0.0
+    return finding(
+        "compute",
+        f"Training waits for data {share:.1%} of the time: the loader is not the problem.{extra}",
+        {
+            "wait_share": evidence.wait_share,
+            "threshold_wait_share": QUIET_SHARE,
+            "step_share": evidence.step_share,
+            "steps": evidence.steps,
+        },
+        severity="info",
+    )
+
+
+def host_work_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Logging, hooks and the like take the time."""
+    share = host_share(evidence)
+    if evidence.steps < FEWEST_STEPS or share < HOST_SHARE:
+        return None
+    return finding(
+        "host-work",
+        f"Other work of the training process takes {share:.1%} of the time, "
+        f"waiting for data {evidence.wait_share or 0.0:.1%}.",
+        {
+            "other_share": evidence.other_share,
+            "spike_share": evidence.spike_share,
+            "threshold_other_share": HOST_SHARE,
+            "wait_share": evidence.wait_share,
+            "steps": evidence.steps,
+        },
+        expected_gain=1 / (1 - share) if share < 1 else None,
+    )
+
+
+def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """More workers would shorten the step."""
+    costs, step_s = evidence.costs, _compute_s(evidence)
+    if (
+        not _is_data_bound(evidence)
+        or costs is None
+        or step_s is None
+        or evidence.num_workers is None
+    ):
+        return None
+    if _tiny_samples(evidence):
+        return None
+    now = max(step_bounds(costs, evidence.settings, step_s, machine).values())
+    wanted = best_workers(costs, step_s, machine)
+    settings = LoaderSettings(num_workers=wanted)
+    gain = now / max(max(step_bounds(costs, settings, step_s, machine).values()), 1e-12)
+    if wanted <= evidence.num_workers or gain < WORTH_A_CHANGE:
+        return None
+    return finding(
+        "too-few-workers",
+        f"Training waits {format_seconds(evidence.wait_s or 0.0)} a step with "
+        f"{evidence.num_workers} workers; {wanted} would keep up better.",
+        {
+            "wait_s": evidence.wait_s,
+            "wait_share": evidence.wait_share,
+            "threshold_wait_share": DATA_BOUND_SHARE,
+            "batch_s": costs.batch_s,
+            "step_s": step_s,
+            "cpu_share": costs.cpu_share,
+            "num_workers": evidence.num_workers,
+            "wanted_workers": wanted,
+            "usable_cpus": machine.cpus_per_rank,
+            "steps": evidence.steps,
+        },
+        advice=f"Set num_workers={wanted}.",
+        expected_gain=gain,
+        severity="critical" if gain > LARGE_GAIN else "warning",
+    )
+
+
+def cpu_bound_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Every usable CPU is busy preparing data."""
+    costs, step_s = evidence.costs, _compute_s(evidence)
+    if not _is_data_bound(evidence) or costs is None or step_s is None or _tiny_samples(evidence):
+        return None
+    if too_few_workers_rule(evidence, machine) is not None:
+        return None
+    bounds = step_bounds(costs, evidence.settings, step_s, machine)
+    cpu_s = bounds["cpu"]
+    if costs.cpu_share < MOST_OF_IT or cpu_s < step_s or _dominant_part(evidence) is not None:
+        return None
+    stage, share = evidence.top_stage, evidence.top_stage_share
+    most = f"; most of it is {stage} ({share:.0%})" if stage and share else ""
+    return finding(
+        "cpu-bound",
+        f"A batch needs {format_seconds(costs.cpu_s + costs.send_s)} of CPU work, and "
+        f"{machine.cpus_per_rank} usable CPUs are all there is{most}.",
+        {
+            "cpu_s": costs.cpu_s,
+            "step_cpu_s": costs.step_cpu_s,
+            "usable_cpus": machine.cpus_per_rank,
+            "cpu_limit_s": cpu_s,
+            "step_s": step_s,
+            "cpu_share": costs.cpu_share,
+            "top_stage": stage,
+            "top_stage_share": share,
+            "rate_if_that_were_free": 1 / (1 - share) if share and share < 1 else None,
+            "wait_share": evidence.wait_share,
+            "steps": evidence.steps,
+        },
+        advice=STAGE_ADVICE.get(stage or ""),
+    )
+
+
+def per_sample_overhead_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Handling each sample costs more than its content."""
+    if not _is_data_bound(evidence) or not _tiny_samples(evidence):
+        return None
+    size = evidence.batch_size or 1
+    gain = None
+    costs, step_s = evidence.costs, _compute_s(evidence)
+    if evidence.num_workers and evidence.period_s and costs is not None and step_s is not None:
+        gain = evidence.period_s / (costs.cpu_s + costs.wait_s + step_s)  # without workers
+    return finding(
+        "per-sample-overhead",
+        f"A sample takes {format_seconds(evidence.sample_wall_s or 0.0)}: the calls around it cost "
+        "more than its content.",
+        {
+            "sample_wall_s": evidence.sample_wall_s,
+            "threshold_sample_s": TINY_SAMPLE_S,
+            "batch_size": size,
+            "num_workers": evidence.num_workers,
+            "wait_share": evidence.wait_share,
+            "steps": evidence.steps,
+        },
+        expected_gain=gain,
+        severity="critical" if (gain or 1.0) > LARGE_GAIN else "warning",
+    )
+
+
+def collate_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Collating takes the larger part of a batch's time."""
+    if not _is_data_bound(evidence) or _tiny_samples(evidence):
+        return None
+    if _dominant_part(evidence) != "collate":
+        return None
+    return finding(
+        "collate",
+        f"Collating takes {format_seconds(evidence.collate_s or 0.0)} of the "
+        f"{format_seconds(_batch_s(evidence))} that a batch costs.",
+        {
+            "collate_s": evidence.collate_s,
+            "batch_s": _batch_s(evidence),
+            "threshold_share": MOST_OF_IT,
+            "batch_bytes": evidence.batch_bytes,
+            "steps": evidence.steps,
+        },
+    )
+
+
+def transfer_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Sending batches takes the larger part of their time."""
+    if not _is_data_bound(evidence) or _tiny_samples(evidence):
+        return None
+    if _dominant_part(evidence) != "transfer":
+        return None
+    return finding(
+        "transfer",
+        f"Sending a batch from worker to main process takes "
+        f"{format_seconds(evidence.send_s or 0.0)} of the {format_seconds(_batch_s(evidence))} that "
+        f"it costs ({format_value('x_bytes', evidence.batch_bytes)} in "
+        f"{evidence.tensors_per_batch} tensors).",
+        {
+            "send_s": evidence.send_s,
+            "batch_s": _batch_s(evidence),
+            "threshold_share": MOST_OF_IT,
+            "batch_bytes": evidence.batch_bytes,
+            "tensors_per_batch": evidence.tensors_per_batch,
+            "steps": evidence.steps,
+        },
+    )
+
+
+def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Epochs spend much of their time on their start."""
+    restart, steps, period = evidence.epoch_restart_s, evidence.steps_per_epoch, evidence.period_s
+    if restart is None or not steps or period is None or not evidence.num_workers:
+        return None
+    costs = evidence.costs
+    # The first batch must be prepared in any case; only what comes on top can be saved.
+    first_batch = evidence.worker_batch_s or (costs.batch_s if costs is not None else 0.0)
+    avoidable = max(0.0, restart - first_batch)
+    share = avoidable / (restart + steps * period)
+    if share < RESTART_SHARE:
+        return None
+    advice = None
+    if evidence.persistent_workers:
+        advice = "The workers are kept already; look at what the sampler or the first batch does."
+    return finding(
+        "epoch-startup",
+        f"Each epoch of {steps} batches begins with {format_seconds(restart)} of waiting; "
+        f"{format_seconds(avoidable)} of it, {share:.0%} of the epoch, is not the first batch's work.",
+        {
+            "epoch_restart_s": restart,
+            "first_batch_s": first_batch,
+            "avoidable_share": share,
+            "threshold_share": RESTART_SHARE,
+            "steps_per_epoch": steps,
+            "period_s": period,
+            "persistent_workers": evidence.persistent_workers,
+        },
+        advice=advice,
+        expected_gain=None if evidence.persistent_workers else 1 / (1 - share),
+        severity="critical" if 1 / (1 - share) > LARGE_GAIN else "warning",
+    )
+
+
+def interference_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Both arms are fast alone and slow together."""
+    arms = (evidence.replay_step_s, evidence.alone_period_s)
+    if not evidence.num_workers or None in arms or evidence.period_s is None:
+        return None
+    slower = max(arm for arm in arms if arm is not None)
+    costs = evidence.costs
+    explained = slower
+    if costs is not None:  # sharing the CPUs is expected, and has rules of its own
+        explained = max(
+            slower, (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
+        )
+    if evidence.steps < FEWEST_STEPS or evidence.period_s < INTERFERENCE_FACTOR * explained:
+        return None
+    if host_share(evidence) >= HOST_SHARE:
+        return None
+    return finding(
+        "interference",
+        f"A step takes {format_seconds(evidence.period_s)}, though the loader alone needs "
+        f"{format_seconds(arms[1] or 0.0)} and training alone {format_seconds(arms[0] or 0.0)}.",
+        {
+            "period_s": evidence.period_s,
+            "alone_period_s": arms[1],
+            "replay_step_s": arms[0],
+            "threshold_factor": INTERFERENCE_FACTOR,
+            "steps": evidence.steps,
+        },
+        severity="info",
+        expected_gain=evidence.period_s / explained,
+    )
+
+
+TIME_RULES: tuple[Rule, ...] = (
+    too_few_workers_rule,
+    per_sample_overhead_rule,
+    transfer_rule,
+    collate_rule,
+    cpu_bound_rule,
+    epoch_startup_rule,
+    host_work_rule,
+    interference_rule,
+    compute_rule,
+)
+
+
+def _compute_s(evidence: Evidence) -> float | None:
+    """Seconds of the train step when data is free: replayed, else as seen in the run."""
+    return evidence.replay_step_s if evidence.replay_step_s is not None else evidence.step_s
+
+
+def _tiny_samples(evidence: Evidence) -> bool:
+    return evidence.sample_wall_s is not None and evidence.sample_wall_s < TINY_SAMPLE_S
+
+
+def _batch_s(evidence: Evidence) -> float:
+    costs = evidence.costs
+    if costs is None:
+        return 0.0
+    return costs.batch_s if evidence.num_workers else costs.cpu_s + costs.wait_s
+
+
+def _dominant_part(evidence: Evidence) -> str | None:
+    """`collate` or `transfer`, where one of them takes the larger part of a batch's time."""
+    whole = _batch_s(evidence)
+    if whole <= 0:
+        return None
+    if evidence.num_workers and (evidence.send_s or 0.0) >= MOST_OF_IT * whole:
+        return "transfer"
+    if (evidence.collate_s or 0.0) >= MOST_OF_IT * whole:
+        return "collate"
+    return None
