@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dataloading.arms import gather_evidence, measure_arms, profile_or_reason
+from dataloading.audit import SampleAudit, check_samples
+from dataloading.codes import Finding
 from dataloading.comparison import Comparison, compare_dataloaders
 from dataloading.course import (
     accuracy_fn,
@@ -34,8 +36,10 @@ from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.machine import Machine, inspect_machine
 from dataloading.model import Prediction, predict_dataloader
 from dataloading.monitoring import monitor_resources
+from dataloading.preflight_rules import check_dataloader
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.recommendation import Recommendation, recommend_settings
+from dataloading.scaling import ScalingFit, measure_scaling
 from dataloading.settings import LoaderSettings, rebuild_dataloader
 from dataloading.timing import LoaderTiming, TrainStep, measure_dataloader
 from dataloading.train_steps import make_train_step, simulated_train_step
@@ -60,13 +64,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Diagnosis",
+    "Finding",
     "LoaderSettings",
     "LoaderTiming",
     "Machine",
     "Prediction",
     "Recommendation",
+    "SampleAudit",
     "SampleProfile",
+    "ScalingFit",
     "accuracy_fn",
+    "check_dataloader",
+    "check_samples",
     "compare_dataloaders",
     "diagnose_dataloader",
     "download_data",
@@ -75,6 +84,7 @@ __all__ = [
     "live_monitor",
     "make_train_step",
     "measure_dataloader",
+    "measure_scaling",
     "monitor_resources",
     "plot_ceilings",
     "plot_comparison",
@@ -146,7 +156,9 @@ def diagnose_dataloader(
             dataloader, train_step, seconds=seconds * ARMS_SHARE, device=device, progress=progress
         )
     profile, reason = profile_or_reason(dataloader)
-    evidence = gather_evidence(dataloader, arms, profile, trace, reason)
+    evidence = gather_evidence(
+        dataloader, arms, profile, machine=machine, trace=trace, profile_reason=reason
+    )
     return diagnose(evidence, machine, timing=arms.real, profile=profile, trace=trace)
 
 

@@ -16,7 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from dataloading.evidence import Evidence
+from dataloading.machine import Machine, inspect_machine
 from dataloading.model import BatchCosts
+from dataloading.pickling import probe_pickling
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.results import Result, format_value
 from dataloading.settings import LoaderSettings, ineffective_options, rebuild_dataloader
@@ -37,8 +39,8 @@ class Arms(Result):
         real: The training loop as it is.
         replay: Training on one fixed batch; None without a train step.
         alone: The loader without training.
-        one_worker: The loader alone with one worker, for a loader that has none; None where it
-            was not needed or could not be started (see `notes`).
+        one_worker: The loader alone with one worker, for a loader with none or several; None where
+            it was not needed or could not be started (see `notes`).
         step_cpu_s: CPU seconds of one train step, over all threads of this process.
         notes: What could not be measured, and why.
     """
@@ -164,12 +166,12 @@ def _alone(
 def _one_worker(
     dataloader: Any, seconds: float, progress: bool, notes: list[str]
 ) -> LoaderTiming | None:
-    """A loader without workers, measured with one: what a batch would cost there."""
-    if not isinstance(dataloader, DataLoader) or dataloader.num_workers > 0:
+    """The loader with one worker: what a batch costs there, undisturbed by others."""
+    if not isinstance(dataloader, DataLoader) or dataloader.num_workers == 1:
         return None
 
     def measure() -> LoaderTiming:
-        settings = replace(LoaderSettings.of(dataloader), num_workers=1)
+        settings = LoaderSettings.of(dataloader).changed(num_workers=1)
         return measure_dataloader(
             rebuild_dataloader(dataloader, settings),
             seconds=seconds * ONE_WORKER_SHARE,
@@ -184,6 +186,8 @@ def gather_evidence(
     arms: Arms,
     profile: SampleProfile | None,
     trace: Any = None,
+    *,
+    machine: Machine | None = None,
     profile_reason: str | None = None,
 ) -> Evidence:
     """Put together what the probes measured.
@@ -193,6 +197,7 @@ def gather_evidence(
         arms: The three arms.
         profile: What a sample costs; None where it could not be profiled.
         trace: A `ResourceTrace`, for the GPU's utilisation; None where nothing was watched.
+        machine: Where it was measured; None means here.
         profile_reason: Why there is no profile.
 
     Returns:
@@ -205,10 +210,12 @@ def gather_evidence(
         replay_noise=_spread(arms.replay),
         step_cpu_s=arms.step_cpu_s,
         alone_period_s=arms.alone.period_s if arms.alone is not None else None,
+        one_worker_batch_s=_one_worker_batch_s(arms),
         collate_s=workers.collate_cpu_s if workers is not None else None,
         dropped_settings=ineffective_options(dataloader),
         utilization_percent=_utilization(trace),
         reasons=dict(note.split(": ", 1) for note in arms.notes),
+        **_sending(dataloader, machine or inspect_machine()),
     )
     if profile is None:
         return replace(evidence, reasons={**evidence.reasons, "cpu_s": profile_reason or ""})
@@ -223,6 +230,26 @@ def profile_or_reason(dataloader: Any) -> tuple[SampleProfile | None, str | None
         return profile_samples(dataloader), None
     except (ProbeTimeout, ValueError, TypeError, RuntimeError, OSError) as error:
         return None, f"{type(error).__name__}: {error}"
+
+
+def _one_worker_batch_s(arms: Arms) -> float | None:
+    workers = arms.one_worker.workers if arms.one_worker is not None else None
+    return workers.batch_s if workers is not None else None
+
+
+def _sending(dataloader: Any, machine: Machine) -> dict[str, Any]:
+    """What workers that are not forked must be sent."""
+    if not isinstance(dataloader, DataLoader) or dataloader.num_workers == 0:
+        return {}
+    method = LoaderSettings.of(dataloader).multiprocessing_context or machine.start_method
+    if method == "fork":
+        return {"start_method": method}
+    probe = probe_pickling(dataloader.dataset, "dataset")
+    return {
+        "start_method": method,
+        "pickled_bytes": probe.size_bytes,
+        "pickling_s": probe.seconds if probe.error is None else None,
+    }
 
 
 def _spread(replay: LoaderTiming | None) -> float | None:

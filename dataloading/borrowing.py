@@ -16,7 +16,7 @@ from dataloading.watchdog import (
     loader_warnings_hidden,
     random_state_kept,
 )
-from dataloading.worker_clock import WorkerRecords, instrument
+from dataloading.worker_clock import TimedSampler, WorkerRecords, instrument
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,14 @@ class Borrowed:
     loader: Any
     settings: LoaderSettings | None
     records: WorkerRecords | None = None
+    sampler: TimedSampler | None = None
+
+    @property
+    def sampler_s(self) -> float | None:
+        """Seconds for choosing the samples of one batch, where it was measured."""
+        if self.sampler is None or self.sampler.draw_s is None:
+            return None
+        return self.sampler.draw_s * (self.loader.batch_size or 1)
 
     @property
     def queued_batches(self) -> int:
@@ -56,17 +64,17 @@ def borrowed(dataloader: Any, *, clocks: bool = False) -> Iterator[Borrowed]:
             yield Borrowed(dataloader, None)
             return
         settings = LoaderSettings.of(dataloader)
-        records = None
+        records = sampler = None
         own_iterator = getattr(dataloader, "_iterator", None)
         try:
             if clocks:
-                loader, records = instrument(dataloader, settings)
+                loader, records, sampler = instrument(dataloader, settings)
             else:
                 loader = rebuild_dataloader(dataloader, settings)
         except TypeError:  # cannot be built again (the message says why): lend the loader itself
             loader = dataloader
         try:
-            yield Borrowed(loader, settings, records)
+            yield Borrowed(loader, settings, records, sampler)
         finally:
             kept = getattr(loader, "_iterator", None)
             if kept is not None and kept is not own_iterator:

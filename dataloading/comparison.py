@@ -16,7 +16,7 @@ from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
 from dataloading.progress import TimeBar, time_bar
 from dataloading.results import Result
-from dataloading.timing import LEAST_LIMIT_S, OVERRUN_S, TrainStep, length_of
+from dataloading.timing import LEAST_LIMIT_S, TrainStep, length_of
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, close_iterator, time_limit
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 FEWEST_PAIRS = 6  # fewer pairs give no interval worth the name
 WANTED_PAIRS = 10  # the budget is cut into this many pairs when steps are short enough
+BLOCKS_SHARE = 0.7  # of the time; the rest goes to emptying queues
+LATEST = 1.5  # times the budget: so long it may take to get the fewest pairs
+START_LIMIT_S = 60.0  # spawned workers import torch; that is not taken from the budget
+WARM_UP_STEPS = 2  # trained after the queue is empty, before a block is timed
 FEWEST_BLOCK_STEPS = 3  # a block of fewer steps is mostly its edges
 PRECISE_ENOUGH = 0.01  # stop when the interval's half-width (log ratio) is below 1 %
 CONFIDENCE = 0.95
@@ -60,8 +64,8 @@ class Comparison(Result):
             return f"{self.verdict} ({'; '.join(self.notes)})"
         low, high = self.interval
         return (
-            f"after runs at {self.ratio:.2f}x the rate of before "
-            f"(95 % interval {low:.2f} to {high:.2f}, {len(self.pairs)} pairs): {self.verdict}"
+            f"after runs at {self.ratio:.3g}x the rate of before "
+            f"(95 % interval {low:.3g} to {high:.3g}, {len(self.pairs)} pairs): {self.verdict}"
         )
 
     def plot(self, ax: Any = None) -> Any:
@@ -88,7 +92,8 @@ def compare_dataloaders(
     Args:
         before, after: `DataLoader`s, or anything that yields batches.
         train_step: Called with each batch; None compares the loaders alone.
-        seconds: Time budget; ends earlier when the interval is narrow enough.
+        seconds: Time budget, counted from the first batches on; ends earlier when the interval is
+            narrow enough, and up to half of it later to get the fewest pairs that prove anything.
         device: Move each batch there first.
         progress: Show a progress bar.
 
@@ -115,9 +120,13 @@ def compare_dataloaders(
         time_bar(seconds, "Comparing before and after", progress) as bar,
         Stream(first, "before", train_step, device, bar, doing) as before_stream,
         Stream(second, "after", train_step, device, bar, doing) as after_stream,
-        time_limit(max(seconds + OVERRUN_S, LEAST_LIMIT_S), lambda: doing[0]),
     ):
-        rows, notes = _interleave({"before": before_stream, "after": after_stream}, seconds)
+        streams = {"before": before_stream, "after": after_stream}
+        with time_limit(max(seconds, START_LIMIT_S), lambda: doing[0]):
+            for stream in streams.values():  # start-up, first batches, lazy imports: not compared
+                stream.block(0.0)
+        with time_limit(LATEST * seconds + LEAST_LIMIT_S, lambda: doing[0]):
+            rows, notes = _interleave(streams, seconds)
     return judge_pairs(_table(rows), same, notes)
 
 
@@ -150,8 +159,8 @@ class Stream:
         if self.iterator is not getattr(self.loader, "_iterator", None):
             close_iterator(self.iterator)
 
-    def step(self) -> int:
-        """Load and train on one batch; returns its samples."""
+    def step(self, *, train: bool = True) -> int:
+        """Load one batch and train on it; returns its samples."""
         self.doing[0] = f"Waiting for a batch of the loader {self.name!r}"
         if self.iterator is None:
             self.iterator = iter(self.loader)
@@ -166,15 +175,21 @@ class Stream:
                 )
         if self.device is not None:
             batch = move_to(batch, self.device)
-        if self.train_step is not None:
+        if train and self.train_step is not None:
             self.doing[0] = f"Training on a batch of the loader {self.name!r}"
             self.train_step(batch)
         self.bar.update()
         return count_samples(batch, batched=self.batched)
 
-    def block(self, seconds: float, warm_up: int) -> tuple[int, float, int]:
-        """Run one block; returns samples, seconds and steps, without the warm-up."""
-        for _ in range(warm_up):
+    def block(self, seconds: float) -> tuple[int, float, int]:
+        """Run one block; returns samples, seconds and steps, without the warm-up.
+
+        The queue filled while the other loader ran. It is emptied first, without training, since
+        training would let it fill again.
+        """
+        for _ in range(self.queued):
+            self.step(train=False)
+        for _ in range(WARM_UP_STEPS):
             self.step()
         _synchronize()
         started = time.perf_counter()
@@ -199,20 +214,19 @@ def _interleave(
 ) -> tuple[list[dict[str, float]], list[str]]:
     """Run ABBA blocks until the time is over or the interval is narrow enough."""
     begun = time.perf_counter()
-    for stream in streams.values():  # start-up, first batches, warm caches: not compared
-        stream.block(0.0, warm_up=1)
     rows: list[dict[str, float]] = []
     notes: list[str] = []
-    block_s = max(0.0, seconds - (time.perf_counter() - begun)) / (2 * WANTED_PAIRS) * 0.7
+    block_s = BLOCKS_SHARE * seconds / (2 * WANTED_PAIRS)
     half: dict[str, tuple[float, int]] = {}
     longest = 0.0
     try:
         for turn in _endless(ORDER):
             now = time.perf_counter()
-            if now - begun + longest > seconds and len(rows) >= 1:
+            spent = now - begun + longest
+            enough = len(rows) >= FEWEST_PAIRS
+            if rows and spent > (seconds if enough else LATEST * seconds):
                 break
-            stream = streams[turn]
-            samples, elapsed, steps = stream.block(block_s, warm_up=stream.queued + 1)
+            samples, elapsed, steps = streams[turn].block(block_s)
             longest = max(longest, time.perf_counter() - now)
             half[turn] = (samples / elapsed, steps)
             if len(half) == 2:

@@ -9,17 +9,35 @@ from typing import TYPE_CHECKING, Any
 from dataloading.codes import CODES, SEVERITIES, Finding
 from dataloading.evidence import Evidence
 from dataloading.machine import Machine
+from dataloading.memory_rules import MEMORY_RULES
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result, format_value
 from dataloading.setup_rules import SETUP_RULES
 from dataloading.time_rules import TIME_RULES
 from dataloading.timing import LoaderTiming
 from dataloading.verdict import judge
+from dataloading.worker_rules import WORKER_RULES
 
 if TYPE_CHECKING:
     from dataloading.monitoring import ResourceTrace
 
-RULES = (*TIME_RULES, *SETUP_RULES)
+# A finding that another one explains is dropped: name of the deeper cause -> what follows from it.
+EXPLAINS: Mapping[str, tuple[str, ...]] = {
+    "slow-sampler": ("too-few-workers", "cpu-bound", "collate", "transfer", "per-sample-overhead"),
+    "thread-oversubscription": ("cpu-bound", "too-few-workers", "cpu-quota", "serialised-workers"),
+    "straggler": ("too-few-workers", "serialised-workers"),
+    "serialised-workers": ("too-few-workers", "cpu-bound"),
+    "cpu-quota": ("cpu-bound",),
+    "small-files": ("storage-bound", "too-few-workers", "cpu-bound"),
+    "storage-bound": ("too-few-workers", "cold-storage"),
+    "per-sample-overhead": ("epoch-startup",),
+    "dataset-pickling": ("epoch-startup",),
+    "collate": ("too-few-workers",),
+    "transfer": ("too-few-workers",),
+}
+GROUPS = ("time", "memory", "samples", "setup")  # of equally severe findings, time comes first
+
+RULES = (*TIME_RULES, *WORKER_RULES, *MEMORY_RULES, *SETUP_RULES)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -105,16 +123,10 @@ def diagnose(
         A `Diagnosis`.
     """
     verdict = judge(evidence)
-    found = [f for rule in RULES if (f := rule(evidence, machine)) is not None]
-    # Severity first; among equals the larger predicted gain, then the order of the rules.
-    found.sort(key=lambda f: (-SEVERITIES.index(f.severity), -(f.expected_gain or 1.0)))
-    time_findings = [f for f in found if f.group == "time"]
-    first = time_findings[0] if time_findings else (found[0] if found else None)
-    if first is not None:
-        found = [first, *(f for f in found if f is not first)]
+    found = rank([f for rule in RULES if (f := rule(evidence, machine)) is not None])
     return Diagnosis(
         verdict=verdict,
-        cause=first.code if first is not None else None,
+        cause=found[0].code if found else None,
         findings=tuple(found),
         ceilings=ceilings(evidence, machine),
         evidence=evidence,
@@ -122,6 +134,23 @@ def diagnose(
         profile=profile,
         trace=trace,
         machine=machine,
+    )
+
+
+def rank(found: list[Finding]) -> list[Finding]:
+    """Drop what a deeper cause explains, and put the most important finding first.
+
+    Severity comes first, then the group, then the predicted gain.
+    """
+    codes = {f.code for f in found}
+    explained = {code for cause in codes for code in EXPLAINS.get(cause, ())}
+    return sorted(
+        (f for f in found if f.code not in explained),
+        key=lambda f: (
+            -SEVERITIES.index(f.severity),
+            GROUPS.index(f.group),
+            -(f.expected_gain or 1.0),
+        ),
     )
 
 
@@ -144,7 +173,7 @@ def ceilings(evidence: Evidence, machine: Machine) -> dict[str, float | None]:
         "cpu": rate(cpu_s),
         "transfer": rate(evidence.send_s) if evidence.num_workers else None,
         "storage": None,
-        "sampler": None,
+        "sampler": rate(evidence.sampler_s),
         "startup": rate(per_step),
     }
 

@@ -18,6 +18,16 @@ from dataloading.results import Result
 from dataloading.settings import LoaderSettings
 from dataloading.timing import LoaderTiming
 
+FROM_WORKERS = (  # figures that have the same name in `WorkerCosts`
+    *(
+        "extra_cpu_share",
+        "run_delay_share",
+        "slow_batch_factor",
+        "storage_share",
+        "first_storage_share",
+    ),
+    *("read_bytes_per_sample", "opens_per_sample", "open_share"),
+)
 FEWEST_STEPS = 8  # fewer steady steps than this prove nothing
 
 
@@ -45,6 +55,27 @@ class Evidence(Result):
         worker_batch_s: Wall seconds of a batch inside a worker, during the run.
         batch_bytes, tensors_per_batch: Size of a batch.
         top_stage, top_stage_share: The dearest stage of a sample and its share of the wall time.
+        extra_cpu_share: CPU time of a worker's other threads, as a share of its batch time.
+        worker_threads: Threads in a worker.
+        run_delay_share: Share of a worker's batch time spent waiting for a CPU.
+        slow_batch_factor: The slowest batches (99th percentile) over the median, inside workers.
+        blocked_share: Share of the waiting during which a later batch stood ready in the queue.
+        one_worker_batch_s: Wall seconds of a batch with a single worker, undisturbed by others.
+        sampler_s: Choosing the indices of one batch, in the training process.
+        storage_share: Share of the bytes read that came from storage, late in the run.
+        first_storage_share: The same for the first epoch or the first quarter of the run.
+        first_wait_factor: Wait of that first part over the wait of the rest.
+        read_bytes_per_sample: Bytes read for one sample.
+        opens_per_sample, open_share: Files opened for one sample; share of its time spent opening.
+        throttled_share: Share of the scheduler's periods in which the quota held the process back.
+        start_method: How workers start.
+        pickled_bytes, pickling_s: What each worker is sent, and how long pickling it takes.
+        memory_batches: Batches delivered while memory was read.
+        worker_uss_growth_bytes, worker_rss_growth_bytes: Growth of the workers in that time.
+        worker_growth_levels_off: Whether that growth was ending.
+        main_uss_growth_bytes: Growth of the training process in that time.
+        epoch_batches_seen: Batches seen over batches of an epoch.
+        queue_bytes: Bytes of batches that may be queued.
         utilization_percent: Mean GPU utilisation as NVML gave it; a share of time in which a kernel
             was running, not of capacity.
         dropped_settings: Wished settings that the combination does not allow: name -> reason.
@@ -83,6 +114,30 @@ class Evidence(Result):
     tensors_per_batch: int | None = None
     top_stage: str | None = None
     top_stage_share: float | None = None
+    extra_cpu_share: float | None = None
+    worker_threads: int | None = None
+    run_delay_share: float | None = None
+    slow_batch_factor: float | None = None
+    blocked_share: float | None = None
+    one_worker_batch_s: float | None = None
+    sampler_s: float | None = None
+    storage_share: float | None = None
+    first_storage_share: float | None = None
+    first_wait_factor: float | None = None
+    read_bytes_per_sample: float | None = None
+    opens_per_sample: float | None = None
+    open_share: float | None = None
+    throttled_share: float | None = None
+    start_method: str | None = None
+    pickled_bytes: int | None = None
+    pickling_s: float | None = None
+    memory_batches: int | None = None
+    worker_uss_growth_bytes: int | None = None
+    worker_rss_growth_bytes: int | None = None
+    worker_growth_levels_off: bool | None = None
+    main_uss_growth_bytes: int | None = None
+    epoch_batches_seen: float | None = None
+    queue_bytes: int | None = None
     utilization_percent: float | None = None
     dropped_settings: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -110,8 +165,28 @@ class Evidence(Result):
             "epoch_restart_s": timing.epoch_restart_s,
             "steps_per_epoch": timing.steps_per_epoch,
             "batch_size": round(float(np.median(timing.samples))),
-            "worker_batch_s": timing.workers.batch_s if timing.workers is not None else None,
+            "first_wait_factor": timing.first_wait_factor,
         }
+        if (workers := timing.workers) is not None:
+            seen |= {
+                "worker_batch_s": workers.batch_s,
+                "worker_threads": workers.threads,
+                **{name: getattr(workers, name) for name in FROM_WORKERS},
+            }
+        if (observed := timing.observed) is not None:
+            seen |= {"blocked_share": observed.blocked_share, "sampler_s": observed.sampler_s}
+            if (growth := observed.worker_growth) is not None:
+                seen |= {
+                    "worker_uss_growth_bytes": growth.uss_bytes,
+                    "worker_rss_growth_bytes": growth.rss_bytes,
+                    "worker_growth_levels_off": growth.levels_off,
+                    "memory_batches": growth.batches,
+                }
+            if (growth := observed.main_growth) is not None:
+                seen |= {
+                    "main_uss_growth_bytes": growth.uss_bytes,
+                    "memory_batches": growth.batches,
+                }
         if settings is not None:
             seen |= {
                 name: getattr(settings, name)
@@ -130,6 +205,7 @@ class Evidence(Result):
             sample_cpu_s=profile.sample_cpu_s,
             collate_s=self.collate_s if self.collate_s is not None else profile.collate_s,
             batch_bytes=profile.batch_bytes,
+            queue_bytes=self.settings.queued_batches * profile.batch_bytes,
             tensors_per_batch=profile.tensors_per_batch,
             cpu_s=costs.cpu_s,
             sample_wait_s=costs.wait_s,

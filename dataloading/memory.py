@@ -43,40 +43,55 @@ class Growth:
 
 
 @dataclass
-class MemoryLog:
-    """Readings of the main process and of workers, taken between batches."""
+class Readings:
+    """USS and RSS over time, with the number of batches delivered by then."""
 
     batches: list[int] = field(default_factory=list)
-    main: list[tuple[int, int]] = field(default_factory=list)
-    workers: list[tuple[int, int]] = field(default_factory=list)
-    _next_s: float = 0.0
-    _pids: tuple[int, ...] = ()
+    memory: list[tuple[int, int]] = field(default_factory=list)
 
-    def read(self, batch: int, worker_pids: Iterable[int]) -> None:
-        """Take a reading when it is time; called after each batch.
+    def add(self, batch: int, memory: tuple[int, int] | None) -> None:
+        """Note a reading; one that failed is left out."""
+        if memory is not None:
+            self.batches.append(batch)
+            self.memory.append(memory)
+
+    def growth(self) -> Growth | None:
+        """How the memory grew; None with too few readings."""
+        return find_growth(np.array(self.batches), np.array(self.memory, dtype=float))
+
+
+class MemoryLog:
+    """Memory of the main process and of the workers, read between batches."""
+
+    def __init__(self) -> None:
+        self.main = Readings()
+        self._all_workers = [Readings()]  # one series for each set of workers
+        self._pids: list[int] = []
+        self._next_s = 0.0
+
+    def read(self, batch: int, iterator: Any) -> None:
+        """Take a reading when it is time.
 
         Args:
-            batch: Number of batches so far.
-            worker_pids: The workers that are alive. Other workers than before start a new log.
+            batch: Batches delivered so far.
+            iterator: Of the loader; new workers begin a new series.
         """
         if (now := time.perf_counter()) < self._next_s:
             return
-        pids = tuple(worker_pids)
+        pids = worker_pids(iterator)
         if pids != self._pids:
             self._pids = pids
-            self.batches, self.main, self.workers = [], [], []
-        main = read_sum([psutil.Process().pid])
-        workers = read_sum(pids)
-        self._next_s = now + READ_EVERY_S + 10 * (time.perf_counter() - now)
-        if main is None or workers is None:
-            return
-        self.batches.append(batch)
-        self.main.append(main)
-        self.workers.append(workers)
+            self._all_workers.append(Readings())
+        self.main.add(batch, read_sum([psutil.Process().pid]))
+        if pids:
+            self._all_workers[-1].add(batch, read_sum(pids))
+        # never more than a twentieth of the time, and never within a timed part of a step
+        self._next_s = now + max(READ_EVERY_S, 20 * (time.perf_counter() - now))
 
-    def growth(self, of: str) -> Growth | None:
-        """Growth of "main" or "workers"; None with too few readings."""
-        return find_growth(np.array(self.batches), np.array(getattr(self, of), dtype=float))
+    @property
+    def workers(self) -> Readings:
+        """The longest series of one set of workers."""
+        return max(self._all_workers, key=lambda readings: len(readings.batches))
 
 
 def read_sum(pids: Iterable[int]) -> tuple[int, int] | None:

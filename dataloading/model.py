@@ -66,7 +66,7 @@ class BatchCosts(Result):
             cpu_s = (workers.fetch_cpu_s + workers.collate_cpu_s) * size / workers.samples
         return cls(
             cpu_s=cpu_s,
-            wait_s=max(0.0, profile.sample_wall_s - profile.sample_cpu_s) * size,
+            wait_s=profile.sample_wait_s * size,
             send_s=profile.transfer_s or 0.0,
             batch_size=size,
             batch_bytes=profile.batch_bytes,
@@ -122,14 +122,14 @@ def step_bounds(
         machine: CPUs and ranks.
 
     Returns:
-        `compute`, `workers` and `cpu` in seconds; without workers, `workers` is the sum of loading
-        and training, which take turns.
+        `compute`, `workers` and `cpu` in seconds; without workers, `loading` takes the place of
+        `workers`: the sum of loading and training, which take turns.
     """
     costs = costs.for_batch_size(settings.batch_size)
     cpus = machine.cpus_per_rank
     if settings.num_workers == 0:
         alone = costs.cpu_s + costs.wait_s + step_s
-        return {"compute": step_s, "workers": alone, "cpu": costs.cpu_s}
+        return {"compute": step_s, "loading": alone, "cpu": costs.cpu_s}
     return {
         "compute": step_s,
         "workers": costs.batch_s / settings.num_workers,
@@ -148,7 +148,7 @@ class Prediction(Result):
         memory_bytes: Private memory of the workers, and their queue.
         shared_memory_bytes: Bytes of finished batches that wait in shared memory.
         open_files: File descriptors held by workers and queued batches.
-        limit: The part that binds: `compute`, `workers` or `cpu`.
+        limit: The part that binds: `compute`, `workers`, `loading` or `cpu`.
         timeline: DataFrame of the simulated run, see `simulate_timeline`.
     """
 

@@ -31,6 +31,7 @@ from torch.utils.data import (
 from dataloading.batches import batch_bytes, clone_batch, count_tensors
 from dataloading.results import Result, format_bytes, format_seconds
 from dataloading.settings import check_int
+from dataloading.thread_counters import read_counters
 from dataloading.watchdog import (
     ProbeTimeout,
     close_iterator,
@@ -78,6 +79,8 @@ class SampleProfile(Result):
         slow_samples: DataFrame of outliers: `index`, `wall_s`, `times_median`.
         samples: How many samples were timed.
         wall_s: Array of the seconds of each sample, in the order they were fetched.
+        run_delay_s: Mean seconds that a sample waited for a CPU which others were using; None
+            where the system does not tell.
         notes: What the reader should know about these figures.
     """
 
@@ -92,12 +95,19 @@ class SampleProfile(Result):
     slow_samples: pd.DataFrame
     samples: int
     wall_s: np.ndarray
+    run_delay_s: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def batch_s(self) -> float:
         """Seconds to fetch and collate one batch."""
         return self.sample_wall_s * self.batch_size + self.collate_s
+
+    @property
+    def sample_wait_s(self) -> float:
+        """Mean seconds that a sample waits for something else than a CPU, such as a disk."""
+        waiting = self.sample_wall_s - self.sample_cpu_s - (self.run_delay_s or 0.0)
+        return max(0.0, waiting)
 
     @property
     def cpu_share(self) -> float:
@@ -181,7 +191,9 @@ def profile_samples(
         one_thread(),
         time_limit(LIMIT_S, lambda: f"Fetching sample {clock.current.index}"),
     ):
+        before = read_counters()
         fetched = _fetch(timed, dataset, clock, samples)
+        delay_ns = read_counters().since(before).run_delay_ns
         if not fetched:
             raise ValueError(
                 f"{type(dataset).__name__} has no samples to profile; expected at least one."
@@ -193,7 +205,8 @@ def profile_samples(
         collate = loader.collate_fn if loader is not None else default_collate
         batch, collate_s = _time_collate(collate, fetched[0] if unbatched else fetched[:size])
     transfer_s, notes = _time_transfer(batch)
-    return _summarise(clock, batch, size, collate_s, transfer_s, notes)
+    run_delay_s = None if delay_ns is None else delay_ns / 1e9 / len(fetched)
+    return _summarise(clock, batch, size, collate_s, transfer_s, run_delay_s, notes)
 
 
 @dataclass
@@ -452,16 +465,25 @@ def _time_transfer(batch: Any) -> tuple[float | None, tuple[str, ...]]:
             loader = DataLoader(source, batch_size=None, num_workers=1, collate_fn=_as_it_is)
             iterator = open_iterator(loader)
             next(iterator)
-            started = time.perf_counter()
-            sent = sum(1 for _ in iterator)
-            elapsed = time.perf_counter() - started
+            arrivals = [time.perf_counter() for _ in iterator]
     except ProbeTimeout:
         return None, ("Sending a batch from a worker took too long to be measured.",)
     except SENDING_ERRORS as error:
         return None, (f"Sending a batch from a worker failed: {type(error).__name__}: {error}",)
     finally:
         close_iterator(iterator)
-    return max(0.0, elapsed / sent - float(np.median(clone_times))), ()
+    return max(0.0, quickest_pace(arrivals) - float(np.median(clone_times))), ()
+
+
+def quickest_pace(arrivals: list[float], stretch: int = TRANSFER_BATCHES // 3) -> float:
+    """Seconds per arrival in the quickest stretch: what disturbs a run only makes others slower.
+
+    Example:
+        >>> quickest_pace([0.0, 1.0, 2.0, 9.0, 10.0], stretch=2)
+        1.0
+    """
+    spans = [arrivals[n + stretch] - arrivals[n] for n in range(max(1, len(arrivals) - stretch))]
+    return min(spans) / stretch
 
 
 class _Structure(pickle.Pickler):
@@ -481,6 +503,7 @@ def _summarise(
     batch_size: int,
     collate_s: float,
     transfer_s: float | None,
+    run_delay_s: float | None,
     notes: Iterable[str],
 ) -> SampleProfile:
     import pandas as pd
@@ -514,5 +537,6 @@ def _summarise(
         slow_samples=pd.DataFrame(slow, columns=["index", "wall_s", "times_median"]),
         samples=len(wall),
         wall_s=wall,
+        run_delay_s=run_delay_s,
         notes=tuple(notes),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from dataloading.results import Result
+from dataloading.watchdog import loader_warnings_hidden
 
 DEFAULT_PREFETCH_FACTOR = 2  # what DataLoader takes when workers are on and nothing is said
 ONLY_WITH_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
@@ -159,6 +160,7 @@ def rebuild_dataloader(
     *,
     dataset: Dataset | None = None,
     collate_fn: Any = None,
+    wrap_sampler: Callable[[Any], Any] | None = None,
 ) -> DataLoader:
     """Build a new loader with other settings, all else equal.
 
@@ -170,6 +172,7 @@ def rebuild_dataloader(
         settings: What the new loader is set to; `batch_size=None` keeps the batch size.
         dataset: A stand-in for the dataset (same length and order), for measuring.
         collate_fn: A stand-in for the collate function, for measuring.
+        wrap_sampler: Put around the sampler or batch sampler, for measuring.
 
     Returns:
         A new `DataLoader` (or the same subclass, where it has the constructor of `DataLoader`).
@@ -199,6 +202,9 @@ def rebuild_dataloader(
     options = settings.kwargs()
     options.pop("batch_size", None)
     options |= _batching(dataloader, settings.batch_size)
+    for name in ("sampler", "batch_sampler"):
+        if wrap_sampler is not None and name in options:
+            options[name] = wrap_sampler(options[name])
     options |= {
         "collate_fn": collate_fn or dataloader.collate_fn,
         "worker_init_fn": dataloader.worker_init_fn,
@@ -207,7 +213,8 @@ def rebuild_dataloader(
     }
     if device := getattr(dataloader, "pin_memory_device", ""):
         options["pin_memory_device"] = device
-    return kind(dataloader.dataset if dataset is None else dataset, **options)
+    with loader_warnings_hidden():  # the settings are chosen; torch would only count CPUs
+        return kind(dataloader.dataset if dataset is None else dataset, **options)
 
 
 def ineffective_options(dataloader: Any) -> dict[str, str]:

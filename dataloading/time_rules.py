@@ -19,6 +19,10 @@ WORTH_A_CHANGE = 1.10  # a predicted gain below 10 % is within the error of the 
 LARGE_GAIN = 1.5  # half again the rate is worth stopping a training for
 TINY_SAMPLE_S = 30e-6  # below this, calls and pickling outweigh the content of a sample
 MOST_OF_IT = 0.5  # the larger part of a batch's time
+COPY_BYTES_PER_S = 2e9  # copying into fresh memory, page faults included, on a slow machine
+HEAVY_BATCH_BYTES = 2**20  # smaller batches of few tensors cost their hand-over, not their bytes
+MANY_TENSORS = 10
+COPY_SLACK = 2.0  # collating may take twice that and still be mere copying
 RESTART_SHARE = 0.15  # of an epoch spent on its start
 INTERFERENCE_FACTOR = 1.3  # the real run against the slower of its two arms
 
@@ -36,7 +40,8 @@ STAGE_ADVICE = {
 Rule = Callable[[Evidence, Machine], Finding | None]
 
 
-def _is_data_bound(evidence: Evidence) -> bool:
+def is_data_bound(evidence: Evidence) -> bool:
+    """Whether waiting for data takes the time."""
     return judge(evidence) == "data-bound"
 
 
@@ -83,15 +88,15 @@ def host_work_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 
 def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """More workers would shorten the step."""
-    costs, step_s = evidence.costs, _compute_s(evidence)
+    costs, step_s = evidence.costs, compute_s(evidence)
     if (
-        not _is_data_bound(evidence)
+        not is_data_bound(evidence)
         or costs is None
         or step_s is None
         or evidence.num_workers is None
     ):
         return None
-    if _tiny_samples(evidence):
+    if tiny_samples(evidence):
         return None
     now = max(step_bounds(costs, evidence.settings, step_s, machine).values())
     wanted = best_workers(costs, step_s, machine)
@@ -123,8 +128,8 @@ def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None
 
 def cpu_bound_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Every usable CPU is busy preparing data."""
-    costs, step_s = evidence.costs, _compute_s(evidence)
-    if not _is_data_bound(evidence) or costs is None or step_s is None or _tiny_samples(evidence):
+    costs, step_s = evidence.costs, compute_s(evidence)
+    if not is_data_bound(evidence) or costs is None or step_s is None or tiny_samples(evidence):
         return None
     if too_few_workers_rule(evidence, machine) is not None:
         return None
@@ -157,11 +162,11 @@ def cpu_bound_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 
 def per_sample_overhead_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Handling each sample costs more than its content."""
-    if not _is_data_bound(evidence) or not _tiny_samples(evidence):
+    if not is_data_bound(evidence) or not tiny_samples(evidence):
         return None
     size = evidence.batch_size or 1
     gain = None
-    costs, step_s = evidence.costs, _compute_s(evidence)
+    costs, step_s = evidence.costs, compute_s(evidence)
     if evidence.num_workers and evidence.period_s and costs is not None and step_s is not None:
         gain = evidence.period_s / (costs.cpu_s + costs.wait_s + step_s)  # without workers
     return finding(
@@ -183,7 +188,7 @@ def per_sample_overhead_rule(evidence: Evidence, machine: Machine) -> Finding | 
 
 def collate_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Collating takes the larger part of a batch's time."""
-    if not _is_data_bound(evidence) or _tiny_samples(evidence):
+    if not is_data_bound(evidence) or tiny_samples(evidence):
         return None
     if _dominant_part(evidence) != "collate":
         return None
@@ -203,18 +208,19 @@ def collate_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 
 def transfer_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Sending batches takes the larger part of their time."""
-    if not _is_data_bound(evidence) or _tiny_samples(evidence):
+    if not is_data_bound(evidence) or tiny_samples(evidence):
         return None
     if _dominant_part(evidence) != "transfer":
         return None
     return finding(
         "transfer",
-        f"Sending a batch from worker to main process takes "
-        f"{format_seconds(evidence.send_s or 0.0)} of the {format_seconds(_batch_s(evidence))} that "
-        f"it costs ({format_value('x_bytes', evidence.batch_bytes)} in "
-        f"{evidence.tensors_per_batch} tensors).",
+        f"Building and sending {format_value('x_bytes', evidence.batch_bytes)} in "
+        f"{evidence.tensors_per_batch} tensors takes most of the "
+        f"{format_seconds(_batch_s(evidence))} that a batch costs (sending alone "
+        f"{format_seconds(evidence.send_s or 0.0)}).",
         {
             "send_s": evidence.send_s,
+            "collate_s": evidence.collate_s,
             "batch_s": _batch_s(evidence),
             "threshold_share": MOST_OF_IT,
             "batch_bytes": evidence.batch_bytes,
@@ -303,12 +309,13 @@ TIME_RULES: tuple[Rule, ...] = (
 )
 
 
-def _compute_s(evidence: Evidence) -> float | None:
+def compute_s(evidence: Evidence) -> float | None:
     """Seconds of the train step when data is free: replayed, else as seen in the run."""
     return evidence.replay_step_s if evidence.replay_step_s is not None else evidence.step_s
 
 
-def _tiny_samples(evidence: Evidence) -> bool:
+def tiny_samples(evidence: Evidence) -> bool:
+    """Whether the calls around a sample outweigh its content."""
     return evidence.sample_wall_s is not None and evidence.sample_wall_s < TINY_SAMPLE_S
 
 
@@ -320,12 +327,22 @@ def _batch_s(evidence: Evidence) -> float:
 
 
 def _dominant_part(evidence: Evidence) -> str | None:
-    """`collate` or `transfer`, where one of them takes the larger part of a batch's time."""
+    """`collate` or `transfer`, where one of them takes the larger part of a batch's time.
+
+    Collating that takes no longer than copying its bytes counts as moving them.
+    """
     whole = _batch_s(evidence)
     if whole <= 0:
         return None
-    if evidence.num_workers and (evidence.send_s or 0.0) >= MOST_OF_IT * whole:
+    collate, send = evidence.collate_s or 0.0, (evidence.send_s or 0.0)
+    if not evidence.num_workers:
+        send = 0.0
+    size, tensors = evidence.batch_bytes or 0, evidence.tensors_per_batch or 1
+    copying = size / COPY_BYTES_PER_S
+    heavy = size >= HEAVY_BATCH_BYTES or tensors >= MANY_TENSORS
+    moved = send + (collate if collate < COPY_SLACK * copying else 0.0)
+    if evidence.num_workers and heavy and moved >= MOST_OF_IT * whole:
         return "transfer"
-    if (evidence.collate_s or 0.0) >= MOST_OF_IT * whole:
+    if collate >= MOST_OF_IT * whole:
         return "collate"
     return None

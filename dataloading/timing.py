@@ -17,6 +17,7 @@ import torch
 
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
+from dataloading.observing import Observed, Observer
 from dataloading.progress import TimeBar, time_bar
 from dataloading.results import Result, format_seconds, format_value
 from dataloading.settings import LoaderSettings, check_int
@@ -60,6 +61,9 @@ class LoaderTiming(Result):
         clock: "host" or "cuda events".
         settings: The loader's settings, where it was a `DataLoader`.
         workers: What a batch costs inside the workers, where it could be measured.
+        observed: The queue and the memory during the run, where they were watched.
+        first_wait_factor: Mean wait of the first epoch (or quarter of the run) over that of the
+            rest; None where there is no rest.
         notes: What the reader should know about these figures.
     """
 
@@ -76,6 +80,8 @@ class LoaderTiming(Result):
     clock: str = "host"
     settings: LoaderSettings | None = None
     workers: WorkerCosts | None = None
+    observed: Observed | None = None
+    first_wait_factor: float | None = None
     notes: tuple[str, ...] = ()
 
     derived: ClassVar[tuple[str, ...]] = (
@@ -261,6 +267,7 @@ class StepLog:
         clock: str = "host",
         settings: LoaderSettings | None = None,
         workers: WorkerCosts | None = None,
+        observed: Observed | None = None,
         note: str | None = None,
     ) -> LoaderTiming:
         """Leave out start-up and prefetch burst, and summarise the rest."""
@@ -292,8 +299,22 @@ class StepLog:
             clock=clock,
             settings=settings,
             workers=workers,
+            observed=observed,
+            first_wait_factor=self._first_wait_factor(),
             notes=tuple(notes),
         )
+
+    def _first_wait_factor(self) -> float | None:
+        """Wait of the first epoch, or quarter of the run, over the rest; first batches left out."""
+        epoch, wait = np.array(self.epoch), np.array(self.wait_s)
+        inner = np.flatnonzero(np.diff(epoch, prepend=-1) == 0)
+        if len(inner) < 4 * MIN_STEADY_STEPS:
+            return None
+        first = epoch[inner] == epoch[0]
+        if first.all():
+            first = np.arange(len(inner)) < len(inner) // 4
+        rest = float(wait[inner[~first]].mean())
+        return float(wait[inner[first]].mean()) / rest if rest > 0 else None
 
 
 def steady_steps(epoch: np.ndarray, queued_batches: int) -> np.ndarray:
@@ -336,9 +357,10 @@ class HostClock:
         """The loop is about to ask for a batch."""
         self._asked = time.perf_counter()
 
-    def got(self) -> None:
-        """The batch is there."""
+    def got(self) -> float:
+        """The batch is there; returns the seconds of waiting."""
         self._got = time.perf_counter()
+        return self._got - self._asked
 
     def begins(self) -> None:
         """The loop begins to work with the batch; what it did since `got` was our own doing."""
@@ -395,9 +417,10 @@ class CudaClock:
         """The loop is about to ask for a batch."""
         self._asked = time.perf_counter()
 
-    def got(self) -> None:
-        """The batch is there."""
+    def got(self) -> float:
+        """The batch is there; returns the seconds of waiting."""
         self._wait = time.perf_counter() - self._asked
+        return self._wait
 
     def begins(self) -> None:
         """The loop begins to work with the batch."""
@@ -487,8 +510,13 @@ def measure_dataloader(
         clock.finish()
         if not log.epoch:
             raise ValueError(_nothing_delivered(dataloader))
-        workers = lent.records.summary() if lent.records is not None else None
-        return log.timing(clock=clock.name, settings=lent.settings, workers=workers, note=note)
+        return log.timing(
+            clock=clock.name,
+            settings=lent.settings,
+            workers=lent.records.summary() if lent.records is not None else None,
+            observed=loop.observer.observed(lent.sampler_s),
+            note=note,
+        )
 
 
 def measure_replay(
@@ -594,6 +622,7 @@ class _Loop:
         self.device = None if device is None else torch.device(device)
         self.bar = bar
         self.batched = lent.batched
+        self.observer = Observer()
         self.doing = "Starting"
         self.epochs = 0
         self.ended_s: float | None = None  # when the last step of the last whole epoch was done
@@ -643,7 +672,9 @@ class _Loop:
                 except StopIteration:
                     self.log.steps_per_epoch = number or self.log.steps_per_epoch
                     return number > 0
-                self.clock.got()
+                waited_s = self.clock.got()
+                if number:
+                    self.observer.got(iterator, waited_s)
                 if number == 0:
                     self._note_first_batch(asked, restarting)
                 self._step(batch, number)

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from dataloading.file_opens import OpenCounter
 from dataloading.results import Result, format_seconds
 from dataloading.settings import LoaderSettings, rebuild_dataloader
+from dataloading.thread_counters import read_counters
 
 SLOTS = 4096  # batches kept per worker; older ones are overwritten
 RECORD = np.dtype(
@@ -30,8 +32,19 @@ RECORD = np.dtype(
         ("collate_cpu_ns", "i8"),
         ("samples", "i8"),
         ("ended_ns", "i8"),
+        # running totals of the worker: the difference of two records is what happened in between
+        ("worker", "i8"),
+        ("process_cpu_ns", "i8"),
+        ("run_delay_ns", "i8"),
+        ("read_calls_bytes", "i8"),
+        ("storage_bytes", "i8"),
+        ("threads", "i8"),
+        ("opens", "i8"),
+        ("open_ns", "i8"),
     ]
 )
+UNKNOWN = -1  # stands in a record where the system does not tell
+FEWEST_FOR_TAIL = 30  # records below which a 99th percentile says nothing
 
 
 class WorkerRecords:
@@ -52,8 +65,7 @@ class WorkerRecords:
 
     def write(self, record: tuple[int, ...]) -> None:
         """Note one batch; called in the worker that made it."""
-        info = get_worker_info()
-        row = info.id % self.workers if info is not None else 0
+        row = worker_id() % self.workers
         if self._open is None:
             shape = (self.workers, SLOTS)
             self._open = np.memmap(self.path, dtype=RECORD, mode="r+", shape=shape)
@@ -81,15 +93,23 @@ class WorkerRecords:
         self.path.unlink(missing_ok=True)
 
 
+def worker_id() -> int:
+    """Number of the worker that this process is; 0 in the training process."""
+    info = get_worker_info()
+    return info.id if info is not None else 0
+
+
 class BatchClock:
     """The time of the batch that is being made in this process."""
 
     def __init__(self, records: WorkerRecords) -> None:
         self.records = records
+        self.opens = OpenCounter()
         self.wall_ns = self.cpu_ns = self.samples = 0
 
     def add(self, wall_ns: int, cpu_ns: int, samples: int) -> None:
         """Count time spent on fetching samples."""
+        self.opens.begin()
         self.wall_ns += wall_ns
         self.cpu_ns += cpu_ns
         self.samples += samples
@@ -97,8 +117,22 @@ class BatchClock:
     def close(self, collate_wall_ns: int, collate_cpu_ns: int) -> None:
         """The batch is collated: write it down and start with the next one."""
         now = time.perf_counter_ns()
+        counters = read_counters()
+        totals = (
+            worker_id(),
+            time.process_time_ns(),
+            counters.run_delay_ns,
+            counters.read_calls_bytes,
+            counters.storage_bytes,
+            counters.threads,
+            self.opens.count,
+            self.opens.estimated_ns,
+        )
         self.records.write(
-            (self.wall_ns, self.cpu_ns, collate_wall_ns, collate_cpu_ns, self.samples, now)
+            (
+                *(self.wall_ns, self.cpu_ns, collate_wall_ns, collate_cpu_ns, self.samples, now),
+                *(UNKNOWN if total is None else total for total in totals),
+            )
         )
         self.wall_ns = self.cpu_ns = self.samples = 0
 
@@ -166,6 +200,41 @@ class TimedIterableWithLen(TimedIterable):
         return len(self.inner)
 
 
+class TimedSampler:
+    """A sampler in the training process that notes what choosing indices costs."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.spent_ns = 0
+        self.draws = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = iter(self.inner)
+        while True:
+            started = time.perf_counter_ns()
+            try:
+                chosen = next(indices)
+            except StopIteration:
+                return
+            finally:
+                self.spent_ns += time.perf_counter_ns() - started
+            self.draws += 1
+            yield chosen
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    @property
+    def draw_s(self) -> float | None:
+        """Mean seconds of a draw: one index, or the indices of one batch; None before the first."""
+        return self.spent_ns / self.draws / 1e9 if self.draws else None
+
+
 class TimedCollate:
     """A collate function that notes what it costs, and ends the record of the batch."""
 
@@ -190,6 +259,15 @@ class WorkerCosts(Result):
         fetch_s, fetch_cpu_s: Wall and CPU seconds for getting the samples of one batch.
         collate_s, collate_cpu_s: The same for putting them together.
         samples: Samples per batch.
+        slow_batch_factor: 99th percentile of the batches over their median; None with few batches.
+        run_delay_share: Share of the batch time spent waiting for a CPU; None where unknown.
+        extra_cpu_share: CPU time of the process's other threads, as a share of the batch time.
+        threads: Threads in the process.
+        read_bytes_per_sample: Bytes read, from the page cache too.
+        storage_share: Share of them that came from storage, in the second half of the run.
+        first_storage_share: The same in the first quarter.
+        opens_per_sample, open_share: Files opened for a sample, and the share of its time that
+            opening them takes; None where there are no workers to count in.
     """
 
     batches: int
@@ -198,6 +276,15 @@ class WorkerCosts(Result):
     collate_s: float
     collate_cpu_s: float
     samples: float
+    slow_batch_factor: float | None = None
+    run_delay_share: float | None = None
+    extra_cpu_share: float | None = None
+    threads: int | None = None
+    read_bytes_per_sample: float | None = None
+    storage_share: float | None = None
+    first_storage_share: float | None = None
+    opens_per_sample: float | None = None
+    open_share: float | None = None
 
     @classmethod
     def from_records(cls, records: np.ndarray) -> WorkerCosts | None:
@@ -215,6 +302,7 @@ class WorkerCosts(Result):
             collate_s=median("collate_wall_ns") / 1e9,
             collate_cpu_s=median("collate_cpu_ns") / 1e9,
             samples=median("samples"),
+            **extra_costs(records),
         )
 
     @property
@@ -235,9 +323,72 @@ class WorkerCosts(Result):
         )
 
 
+def extra_costs(records: np.ndarray) -> dict[str, Any]:
+    """What the running totals of the records tell about tails, threads, CPUs and storage."""
+    wall = records["fetch_wall_ns"] + records["collate_wall_ns"]
+    found: dict[str, Any] = {}
+    if len(records) >= FEWEST_FOR_TAIL and np.median(wall) > 0:
+        found["slow_batch_factor"] = float(np.percentile(wall, 99) / np.median(wall))
+    known = records["threads"][records["threads"] > 0]
+    found["threads"] = int(np.median(known)) if len(known) else None
+    changes = [_changes(records[records["worker"] == w]) for w in np.unique(records["worker"])]
+    total = {name: _sum(changes, name) for name in TOTALS}
+    later = {name: _sum(changes, name, part=(0.5, 1.0)) for name in TOTALS}
+    first = {name: _sum(changes, name, part=(0.0, 0.25)) for name in TOTALS}
+    measured_ns, samples = total["wall_ns"], total["samples"]
+    if measured_ns:
+        found["run_delay_share"] = _ratio(total["run_delay_ns"], measured_ns)
+        if total["process_cpu_ns"] is not None and total["cpu_ns"] is not None:
+            extra_ns = max(0.0, total["process_cpu_ns"] - total["cpu_ns"])
+            found["extra_cpu_share"] = _ratio(extra_ns, measured_ns)
+        found["open_share"] = _ratio(total["open_ns"], measured_ns)
+    if samples:
+        found["read_bytes_per_sample"] = _ratio(total["read_calls_bytes"], samples)
+        found["opens_per_sample"] = _ratio(total["opens"], samples)
+    found["storage_share"] = _ratio(later["storage_bytes"], later["read_calls_bytes"])
+    found["first_storage_share"] = _ratio(first["storage_bytes"], first["read_calls_bytes"])
+    return found
+
+
+TOTALS = (
+    *("process_cpu_ns", "run_delay_ns", "read_calls_bytes", "storage_bytes", "opens", "open_ns"),
+    *("wall_ns", "cpu_ns", "samples"),
+)
+
+
+def _changes(own: np.ndarray) -> dict[str, np.ndarray]:
+    """From record to record of one worker, what was added to each total."""
+    parts: dict[str, np.ndarray] = {
+        "wall_ns": (own["fetch_wall_ns"] + own["collate_wall_ns"])[1:],
+        "cpu_ns": (own["fetch_cpu_ns"] + own["collate_cpu_ns"])[1:],
+        "samples": own["samples"][1:],
+    }
+    for name in TOTALS:
+        if name not in parts:
+            known = (own[name][1:] != UNKNOWN) & (own[name][:-1] != UNKNOWN)
+            step = np.diff(own[name]).astype(float)
+            # a worker that started anew counts from zero again
+            parts[name] = np.where(known & (step >= 0), step, np.nan)
+    return parts
+
+
+def _sum(
+    changes: list[dict[str, np.ndarray]], name: str, part: tuple[float, float] = (0.0, 1.0)
+) -> float | None:
+    """One total over all workers and a part of the run; None where it is not known."""
+    values = [c[name][int(part[0] * len(c[name])) : int(part[1] * len(c[name]))] for c in changes]
+    joined = np.concatenate(values) if values else np.array([])
+    known = joined[~np.isnan(joined.astype(float))]
+    return float(known.sum()) if len(known) else None
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
 def instrument(
     dataloader: DataLoader, settings: LoaderSettings
-) -> tuple[DataLoader, WorkerRecords]:
+) -> tuple[DataLoader, WorkerRecords, TimedSampler | None]:
     """Build the same loader with clocks inside.
 
     Args:
@@ -245,23 +396,29 @@ def instrument(
         settings: Settings of the copy.
 
     Returns:
-        The copy and its records; call `records.remove()` when done.
+        The copy, its records and the clock on its sampler (None for an iterable dataset); call
+        `records.remove()` when done.
 
     Raises:
         TypeError: The loader cannot be built again (see `rebuild_dataloader`).
     """
     records = WorkerRecords(settings.num_workers)
     clock = BatchClock(records)
+    samplers: list[TimedSampler] = []
+
+    def timed_sampler(inner: Any) -> TimedSampler:
+        samplers.append(TimedSampler(inner))
+        return samplers[0]
+
     try:
-        return (
-            rebuild_dataloader(
-                dataloader,
-                settings,
-                dataset=_timed(dataloader.dataset, clock),
-                collate_fn=TimedCollate(dataloader.collate_fn, clock),
-            ),
-            records,
+        copy = rebuild_dataloader(
+            dataloader,
+            settings,
+            dataset=_timed(dataloader.dataset, clock),
+            collate_fn=TimedCollate(dataloader.collate_fn, clock),
+            wrap_sampler=timed_sampler,
         )
+        return copy, records, samplers[0] if samplers else None
     except BaseException:
         records.remove()
         raise

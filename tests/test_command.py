@@ -128,6 +128,6 @@ def test_an_interrupt_leaves_nothing_running(photos, tmp_path):
     assert process.returncode == 130
     assert "Interrupted" in errors
     assert "Traceback" not in errors
-    gone, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert not (tmp_path / "report.html").exists()

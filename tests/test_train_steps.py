@@ -59,8 +59,7 @@ def test_a_simulated_step_only_waits() -> None:
     before, begun, cpu = METER.busy_s, time.perf_counter(), time.thread_time()
     step(None)
     elapsed = time.perf_counter() - begun
-    assert elapsed >= 0.019
-    assert METER.busy_s - before == pytest.approx(elapsed, rel=0.1)
+    assert 0.019 <= METER.busy_s - before <= elapsed
     assert time.thread_time() - cpu < elapsed / 2
     assert repr(step) == "simulated_train_step(0.02)"
 

@@ -276,6 +276,7 @@ def test_receiving_does_not_swallow_the_time_limit() -> None:
 @linux_only
 def test_nothing_comes_from_a_worker_that_died() -> None:
     iterator: Any = hung_iterator()
+    watchdog._forget_pids(iterator)
     for worker in iterator._workers:
         worker.kill()
     receive_rest(iterator)

@@ -36,8 +36,10 @@ def records() -> Iterator[WorkerRecords]:
     made.remove()
 
 
-def batch(ended_ns: int, samples: int = 4) -> tuple[int, ...]:
-    return (10, 5, 2, 1, samples, ended_ns)
+def batch(ended_ns: int, **known: int) -> tuple[int, ...]:
+    """A record whose other fields are nought."""
+    values = {**dict.fromkeys(RECORD.names or (), 0), "ended_ns": ended_ns, **known}
+    return tuple(values.values())
 
 
 # ---- records ---------------------------------------------------------------------------------
@@ -96,7 +98,11 @@ def test_a_batch_is_summed_up_over_its_samples(records: WorkerRecords) -> None:
 
 def test_costs_are_medians_over_batches() -> None:
     ms = 10**6
-    rows = [(w * ms, w * ms // 4, 2 * ms, 2 * ms, 8, 1) for w in (30, 32, 2000)]
+    collate = {"collate_wall_ns": 2 * ms, "collate_cpu_ns": 2 * ms, "samples": 8}
+    rows = [
+        batch(1, fetch_wall_ns=wall * ms, fetch_cpu_ns=wall * ms // 4, **collate)
+        for wall in (30, 32, 2000)
+    ]
     costs = WorkerCosts.from_records(np.array(rows, dtype=RECORD))
     assert costs is not None
     assert (costs.batches, costs.samples) == (3, 8)
@@ -139,7 +145,7 @@ LOADERS = {
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_instrumented_loader_delivers_the_same(kind: str) -> None:
     loader = LOADERS[kind]()
-    timed, records = instrument(loader, LoaderSettings.of(loader))
+    timed, records, _ = instrument(loader, LoaderSettings.of(loader))
     expected = plain(list(loader))
     assert plain(list(timed)) == expected
     costs = records.summary()
@@ -155,7 +161,7 @@ def test_the_instrumented_loader_delivers_the_same(kind: str) -> None:
 def test_costs_are_noted_inside_workers_and_over_epochs() -> None:
     data = workloads.Slow(8, seconds=0.01)
     loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork")
-    timed, records = instrument(loader, LoaderSettings.of(loader))
+    timed, records, _ = instrument(loader, LoaderSettings.of(loader))
     assert len(list(timed)) + len(list(timed)) == 8
     costs = records.summary()
     records.remove()
@@ -174,7 +180,7 @@ def test_a_worker_init_fn_reaches_the_dataset() -> None:
         worker_init_fn=workloads.give_part,
         multiprocessing_context="fork",
     )
-    timed, records = instrument(loader, LoaderSettings.of(loader))
+    timed, records, _ = instrument(loader, LoaderSettings.of(loader))
     numbers = sorted(number for batch in timed for number in batch.tolist())
     records.remove()
     assert numbers == list(range(8))  # each once: no worker went through all of them
@@ -183,7 +189,7 @@ def test_a_worker_init_fn_reaches_the_dataset() -> None:
 def test_the_wrapper_answers_for_the_dataset() -> None:
     data = workloads.Slow(6)
     loader = DataLoader(data)
-    timed, records = instrument(loader, LoaderSettings.of(loader))
+    timed, records, _ = instrument(loader, LoaderSettings.of(loader))
     wrapper: Any = pickle.loads(pickle.dumps(timed.dataset))
     assert (len(wrapper), wrapper.count, wrapper[2][1]) == (6, 6, 2)
     wrapper.count = 5

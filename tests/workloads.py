@@ -154,6 +154,14 @@ class Batched(Slow):
         return [super(Batched, self).__getitem__(index) for index in indices]
 
 
+class Together(Slow):
+    """The same cost per sample, paid once for the whole batch: one pause, one inaccuracy."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        time.sleep(self.seconds * len(indices))
+        return [(torch.zeros(3), index) for index in indices]
+
+
 class Random(Slow):
     """Draws from every global random state, as augmentation does."""
 

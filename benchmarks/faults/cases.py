@@ -105,7 +105,7 @@ def f09(dice: Dice) -> Built:
 
 
 def f10(dice: Dice) -> Built:
-    data = w.Records(3000, dice.choice([200_000, 300_000]))
+    data = w.Records(2000, dice.choice([400_000, 600_000]))
     return Built(DataLoader(data, batch_size=10, num_workers=2), simulated_train_step(0.02))
 
 
@@ -152,7 +152,7 @@ def f21(dice: Dice) -> Built:
 
 
 def f22(dice: Dice) -> Built:
-    sampler = w.SlowDraw(dice.choice([100_000, 200_000]), 4000)
+    sampler = w.SlowDraw(dice.choice([10_000, 20_000]), 4000)
     data = w.Costly(4000)
     return Built(
         DataLoader(data, batch_size=32, sampler=sampler, num_workers=2), simulated_train_step(0.003)

@@ -1,0 +1,71 @@
+"""What can be seen from the training process while a loop runs: the queue, and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dataloading.memory import Growth, MemoryLog
+
+LEAST_WAIT_S = 1e-3  # shorter waits are hand-overs, not stalls
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen beside the clocks.
+
+    Attributes:
+        blocked_share: Share of the waiting during which a later batch arrived and had to wait for
+            its turn; None where the queue cannot be seen, or nothing waited.
+        sampler_s: Seconds for choosing the samples of one batch.
+        worker_growth, main_growth: Growth of memory; None with too few readings.
+    """
+
+    blocked_share: float | None = None
+    sampler_s: float | None = None
+    worker_growth: Growth | None = None
+    main_growth: Growth | None = None
+
+
+class Observer:
+    """Looks at the queue and at memory after each batch."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryLog()
+        self._waited_s = 0.0
+        self._blocked_s = 0.0
+        self._queue_seen = False
+        self._batches = 0
+
+    def got(self, iterator: Any, wait_s: float) -> None:
+        """A batch has just been delivered, after waiting for so long."""
+        self._batches += 1
+        ready = finished_batches(iterator)
+        if ready is not None and wait_s > LEAST_WAIT_S:
+            self._queue_seen = True
+            self._waited_s += wait_s
+            if ready > 0:
+                self._blocked_s += wait_s
+        self.memory.read(self._batches, iterator)
+
+    def observed(self, sampler_s: float | None) -> Observed:
+        """Summarise."""
+        blocked = self._blocked_s / self._waited_s if self._queue_seen else None
+        return Observed(
+            blocked_share=blocked,
+            sampler_s=sampler_s,
+            worker_growth=self.memory.workers.growth(),
+            main_growth=self.memory.main.growth(),
+        )
+
+
+def finished_batches(iterator: Any) -> int | None:
+    """Batches that have arrived and wait for their turn.
+
+    Reads the private `_task_info` of torch's multiprocessing iterator (torch 2.6 to 2.14): an entry
+    of two parts holds a batch that came early. None where there is no such thing.
+    """
+    tasks = getattr(iterator, "_task_info", None)
+    if not isinstance(tasks, dict):
+        return None
+    return sum(1 for task in tasks.values() if isinstance(task, tuple) and len(task) == 2)

@@ -1,0 +1,299 @@
+"""Rules about what happens inside the workers: why they are slower than they could be."""
+
+from __future__ import annotations
+
+from dataloading.codes import Finding, finding
+from dataloading.evidence import Evidence
+from dataloading.machine import Machine
+from dataloading.results import format_seconds
+from dataloading.time_rules import (
+    LARGE_GAIN,
+    MOST_OF_IT,
+    compute_s,
+    is_data_bound,
+    tiny_samples,
+)
+from dataloading.verdict import DATA_BOUND_SHARE
+
+MANY_THREADS = 5  # a worker has two or three of its own: loading, sending, and torch's
+EXTRA_CPU_SHARE = 0.4  # of a batch's time, used by threads that do not load
+STRAGGLER_FACTOR = 4.0  # the slowest batches against the median
+BLOCKED_SHARE = 0.3  # of the waiting while something finished stood behind the slow batch
+SERIAL_FACTOR = 1.6  # a batch among several workers against one with a single worker
+CPU_WAIT_SHARE = 0.25  # waiting for a CPU explains a slower batch from here on
+SAMPLER_SHARE = 0.5  # of the waiting
+FROM_STORAGE = 0.5  # most bytes come from storage
+FROM_CACHE = 0.1  # nearly none does
+COLD_FACTOR = 2.0  # the first pass waits at least twice as long
+SMALL_READ_BYTES = 256 * 1024  # an open that brings less than this costs more than its content
+SEVERAL_OPENS = 2.0  # files for one sample
+THROTTLED_SHARE = 0.1  # of the periods
+COPY_SHARE = 0.2  # of a step spent on copying to the device
+SLOW_PICKLING_SHARE = 0.3  # of the start-up
+
+
+def thread_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Workers that run several busy threads each."""
+    extra, threads = evidence.extra_cpu_share, evidence.worker_threads
+    if not evidence.num_workers or extra is None or threads is None:
+        return None
+    if threads < MANY_THREADS or extra < EXTRA_CPU_SHARE or not is_data_bound(evidence):
+        return None
+    if evidence.num_workers * threads <= machine.cpus_per_rank:
+        return None
+    return finding(
+        "thread-oversubscription",
+        f"Each of {evidence.num_workers} workers runs {threads} threads on "
+        f"{machine.cpus_per_rank} usable CPUs; those that do not load use the CPU for {extra:.0%} of "
+        "its time.",
+        {
+            "worker_threads": threads,
+            "threshold_threads": MANY_THREADS,
+            "extra_cpu_share": extra,
+            "threshold_extra_cpu_share": EXTRA_CPU_SHARE,
+            "num_workers": evidence.num_workers,
+            "usable_cpus": machine.cpus_per_rank,
+            "run_delay_share": evidence.run_delay_share,
+        },
+        severity="critical",
+    )
+
+
+def quota_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Fewer CPUs than the machine has, and work for more."""
+    costs, step_s = evidence.costs, compute_s(evidence)
+    throttled = (evidence.throttled_share or 0.0) >= THROTTLED_SHARE
+    fewer = machine.logical_cpus is not None and machine.usable_cpus < machine.logical_cpus
+    if not is_data_bound(evidence) or costs is None or step_s is None or not (fewer or throttled):
+        return None
+    cpu_s = (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
+    if costs.cpu_share < MOST_OF_IT or cpu_s < step_s or tiny_samples(evidence):
+        return None
+    if evidence.num_workers and evidence.num_workers < machine.cpus_per_rank:
+        return None
+    return finding(
+        "cpu-quota",
+        f"Only {machine.usable_cpus} of {machine.logical_cpus} CPUs may be used "
+        f"({machine.cpu_source}), and a batch needs {format_seconds(costs.cpu_s)} of CPU work.",
+        {
+            "usable_cpus": machine.usable_cpus,
+            "logical_cpus": machine.logical_cpus,
+            "cpu_source": machine.cpu_source,
+            "throttled_share": evidence.throttled_share,
+            "cpu_s": costs.cpu_s,
+            "step_s": step_s,
+            "num_workers": evidence.num_workers,
+        },
+        severity="critical",
+    )
+
+
+def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Slow batches that hold up finished ones."""
+    factor, blocked = evidence.slow_batch_factor, evidence.blocked_share
+    if not evidence.num_workers or evidence.num_workers < 2 or factor is None or blocked is None:
+        return None
+    if factor < STRAGGLER_FACTOR or blocked < BLOCKED_SHARE:
+        return None
+    if (evidence.wait_share or 0.0) < DATA_BOUND_SHARE:
+        return None
+    return finding(
+        "straggler",
+        f"The slowest batches take {factor:.1f} times the median, and during {blocked:.0%} of the "
+        "waiting a later batch was ready.",
+        {
+            "slow_batch_factor": factor,
+            "threshold_factor": STRAGGLER_FACTOR,
+            "blocked_share": blocked,
+            "threshold_blocked_share": BLOCKED_SHARE,
+            "wait_share": evidence.wait_share,
+            "num_workers": evidence.num_workers,
+        },
+        expected_gain=1 / (1 - (evidence.wait_share or 0.0) * blocked),
+        severity="critical",
+    )
+
+
+def serialised_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Workers that wait for one another."""
+    alone, among = evidence.one_worker_batch_s, evidence.worker_batch_s
+    if not evidence.num_workers or evidence.num_workers < 2 or not alone or not among:
+        return None
+    factor = among / alone
+    delayed = (evidence.run_delay_share or 0.0) >= CPU_WAIT_SHARE
+    if factor < SERIAL_FACTOR or delayed or not is_data_bound(evidence) or tiny_samples(evidence):
+        return None
+    costs = evidence.costs
+    cpu_explains = costs is not None and costs.cpu_s * evidence.num_workers > (
+        MOST_OF_IT * among * machine.cpus_per_rank
+    )
+    if cpu_explains:
+        return None
+    return finding(
+        "serialised-workers",
+        f"A batch takes {format_seconds(among)} with {evidence.num_workers} workers and "
+        f"{format_seconds(alone)} with one, though they do not wait for a CPU: they wait for one "
+        "another.",
+        {
+            "worker_batch_s": among,
+            "one_worker_batch_s": alone,
+            "slowdown": factor,
+            "threshold_slowdown": SERIAL_FACTOR,
+            "run_delay_share": evidence.run_delay_share,
+            "num_workers": evidence.num_workers,
+        },
+        severity="critical",
+        expected_gain=factor if factor < evidence.num_workers else float(evidence.num_workers),
+    )
+
+
+def sampler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Choosing indices takes most of the waiting."""
+    sampler, wait = evidence.sampler_s, evidence.wait_s
+    if sampler is None or wait is None or not is_data_bound(evidence):
+        return None
+    if sampler < SAMPLER_SHARE * wait:
+        return None
+    period = evidence.period_s or 0.0
+    return finding(
+        "slow-sampler",
+        f"Choosing the samples of a batch takes {format_seconds(sampler)} of the "
+        f"{format_seconds(wait)} that training waits.",
+        {
+            "sampler_s": sampler,
+            "wait_s": wait,
+            "threshold_share": SAMPLER_SHARE,
+            "num_workers": evidence.num_workers,
+            "steps": evidence.steps,
+        },
+        severity="critical",
+        expected_gain=period / (period - sampler) if 0 < sampler < period else None,
+    )
+
+
+def cold_storage_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """A first pass that reads from storage."""
+    first, later, factor = (
+        evidence.first_storage_share,
+        evidence.storage_share,
+        evidence.first_wait_factor,
+    )
+    if first is None or later is None or factor is None:
+        return None
+    if first < FROM_STORAGE or later > FROM_CACHE or factor < COLD_FACTOR:
+        return None
+    return finding(
+        "cold-storage",
+        f"The first pass waited {factor:.1f} times as long as the rest: {first:.0%} of its bytes "
+        f"came from storage, later {later:.0%}.",
+        {
+            "first_storage_share": first,
+            "storage_share": later,
+            "first_wait_factor": factor,
+            "threshold_factor": COLD_FACTOR,
+        },
+        severity="warning",
+    )
+
+
+def storage_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Reading from storage in every epoch."""
+    costs, share = evidence.costs, evidence.storage_share
+    if share is None or share < FROM_STORAGE or costs is None or not is_data_bound(evidence):
+        return None
+    if costs.cpu_share >= MOST_OF_IT:
+        return None
+    return finding(
+        "storage-bound",
+        f"{share:.0%} of the bytes read come from storage, not from the page cache, and samples "
+        f"wait {1 - costs.cpu_share:.0%} of their time.",
+        {
+            "storage_share": share,
+            "threshold_share": FROM_STORAGE,
+            "cpu_share": costs.cpu_share,
+            "read_bytes_per_sample": evidence.read_bytes_per_sample,
+            "wait_share": evidence.wait_share,
+        },
+        severity="critical",
+    )
+
+
+def small_files_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Opening files takes longer than reading them."""
+    opens, share = evidence.opens_per_sample, evidence.open_share
+    if opens is None or share is None or not is_data_bound(evidence):
+        return None
+    size = evidence.read_bytes_per_sample
+    small = size is None or size / max(opens, 1e-9) < SMALL_READ_BYTES
+    if share < MOST_OF_IT or opens < SEVERAL_OPENS or not small:
+        return None
+    return finding(
+        "small-files",
+        f"A sample opens {opens:.1f} files, which takes {share:.0%} of its time.",
+        {
+            "opens_per_sample": opens,
+            "open_share": share,
+            "threshold_share": MOST_OF_IT,
+            "read_bytes_per_sample": size,
+            "wait_share": evidence.wait_share,
+        },
+        severity="critical",
+        expected_gain=1 / (1 - share) if share < 1 else None,
+    )
+
+
+def copy_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Copying batches to the device takes much of the step."""
+    share = evidence.transfer_share
+    if share is None or share < COPY_SHARE or not machine.accelerators:
+        return None
+    gain = 1 / (1 - share) if share < 1 else None
+    return finding(
+        "host-to-device",
+        f"Copying batches to the device takes {share:.0%} of the time.",
+        {
+            "transfer_share": share,
+            "threshold_share": COPY_SHARE,
+            "batch_bytes": evidence.batch_bytes,
+            "pin_memory": evidence.pin_memory,
+            "steps": evidence.steps,
+        },
+        severity="critical" if (gain or 1.0) > LARGE_GAIN else "warning",
+        expected_gain=gain,
+    )
+
+
+def pickling_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """A start-up that is mostly sending the data set."""
+    seconds, startup, workers = evidence.pickling_s, evidence.startup_s, evidence.num_workers
+    if evidence.start_method in (None, "fork") or not workers or seconds is None or startup is None:
+        return None
+    sending = 2 * seconds * workers  # pickling here, unpickling there
+    if sending < SLOW_PICKLING_SHARE * startup or sending < 0.5:
+        return None
+    return finding(
+        "dataset-pickling",
+        f"The first batch comes after {format_seconds(startup)}; about {format_seconds(sending)} of "
+        f"it goes into sending the data set to {workers} workers.",
+        {
+            "pickling_s": seconds,
+            "pickled_bytes": evidence.pickled_bytes,
+            "startup_s": startup,
+            "num_workers": workers,
+            "start_method": evidence.start_method,
+        },
+    )
+
+
+WORKER_RULES = (
+    sampler_rule,
+    straggler_rule,
+    serialised_rule,
+    thread_rule,
+    quota_rule,
+    storage_rule,
+    cold_storage_rule,
+    small_files_rule,
+    copy_rule,
+    pickling_rule,
+)
