@@ -32,7 +32,7 @@ from dataloading.course import (
     set_seeds,
     walk_through_dir,
 )
-from dataloading.diagnosis import Diagnosis, diagnose
+from dataloading.diagnosis import Diagnosis, diagnose, failed_diagnosis
 from dataloading.machine import Machine, inspect_machine
 from dataloading.model import Prediction, predict_dataloader
 from dataloading.monitoring import monitor_resources
@@ -140,7 +140,9 @@ def diagnose_dataloader(
 
     Raises:
         ValueError: A bad argument, or a loader that delivers no batch.
-        ProbeTimeout: No batch arrived within the time.
+
+    A data set that raises, a worker that dies and a loader that hangs are diagnosed, not raised;
+    errors of the train step are raised.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -152,9 +154,18 @@ def diagnose_dataloader(
     """
     machine = inspect_machine()
     with monitor_resources() as trace:
-        arms = measure_arms(
-            dataloader, train_step, seconds=seconds * ARMS_SHARE, device=device, progress=progress
-        )
+        try:
+            arms = measure_arms(
+                dataloader,
+                train_step,
+                seconds=seconds * ARMS_SHARE,
+                device=device,
+                progress=progress,
+            )
+        except Exception as error:
+            if not isinstance(found := getattr(error, "finding", None), Finding):
+                raise  # not an error of the loader: a bad argument, or the train step's own
+            return failed_diagnosis(found, machine)
     profile, reason = profile_or_reason(dataloader)
     evidence = gather_evidence(
         dataloader, arms, profile, machine=machine, trace=trace, profile_reason=reason

@@ -137,6 +137,21 @@ def diagnose(
     )
 
 
+def failed_diagnosis(found: Finding, machine: Machine) -> Diagnosis:
+    """The diagnosis of a loader that failed before anything could be measured."""
+    return Diagnosis(
+        verdict="inconclusive",
+        cause=found.code,
+        findings=(found,),
+        ceilings=ceilings(Evidence(), machine),
+        evidence=Evidence(reasons={"steps": found.message}),
+        timing=None,
+        profile=None,
+        trace=None,
+        machine=machine,
+    )
+
+
 def rank(found: list[Finding]) -> list[Finding]:
     """Drop what a deeper cause explains, and put the most important finding first.
 

@@ -17,8 +17,10 @@ import torch
 
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
+from dataloading.failures import explain_failure
 from dataloading.observing import Observed, Observer
 from dataloading.progress import TimeBar, time_bar
+from dataloading.progress_notes import Progress
 from dataloading.results import Result, format_seconds, format_value
 from dataloading.settings import LoaderSettings, check_int
 from dataloading.train_steps import METER, state_kept
@@ -506,7 +508,12 @@ def measure_dataloader(
         )
         with time_bar(seconds, doing, progress) as bar:
             loop = _Loop(lent, train_step, clock, max_steps=max_steps, device=device, bar=bar)
-            note = loop.run(seconds)
+            try:
+                note = loop.run(seconds)
+            except Exception as error:
+                if loop.is_loading:  # not the train step's own error
+                    tell_failure(error, lent.records.progress if lent.records else None)
+                raise
         clock.finish()
         if not log.epoch:
             raise ValueError(_nothing_delivered(dataloader))
@@ -561,6 +568,14 @@ def measure_replay(
                 break
         clock.finish()
     return log.timing(clock=clock.name)
+
+
+def tell_failure(error: Exception, progress: Progress | None) -> None:
+    """Leave word on an exception of the loader: a note for the reader, a `finding` for the tools."""
+    found = explain_failure(error, progress)
+    if found is not None:
+        error.add_note(f"{found.message} {found.advice}")
+        error.finding = found  # type: ignore[attr-defined]
 
 
 def _check_budget(seconds: float, max_steps: int | None) -> None:
@@ -623,6 +638,7 @@ class _Loop:
         self.bar = bar
         self.batched = lent.batched
         self.observer = Observer()
+        self.progress = lent.records.progress if lent.records is not None else None
         self.doing = "Starting"
         self.epochs = 0
         self.ended_s: float | None = None  # when the last step of the last whole epoch was done
@@ -641,8 +657,19 @@ class _Loop:
         except ProbeTimeout as error:
             if not self.steps:
                 raise
-            return f"{error} The figures are those of the steps before."
+            return f"{error} The figures are those of the steps before.{self._who_is_stuck(error)}"
         return None
+
+    def _who_is_stuck(self, error: ProbeTimeout) -> str:
+        if self.progress is None or not self.is_loading:
+            return ""
+        found = explain_failure(error, self.progress)
+        return f" {found.message}" if found is not None else ""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the loop is waiting for the loader."""
+        return not self.doing.startswith("Train step")
 
     @property
     def enough(self) -> bool:

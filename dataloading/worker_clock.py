@@ -19,9 +19,11 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from dataloading.file_opens import OpenCounter
+from dataloading.progress_notes import Progress
 from dataloading.results import Result, format_seconds
 from dataloading.settings import LoaderSettings, rebuild_dataloader
 from dataloading.thread_counters import read_counters
+from dataloading.watchdog import ProbeTimeout
 
 SLOTS = 4096  # batches kept per worker; older ones are overwritten
 RECORD = np.dtype(
@@ -57,11 +59,13 @@ class WorkerRecords:
         self.path = Path(name)
         shape = (self.workers, SLOTS)
         np.memmap(self.path, dtype=RECORD, mode="w+", shape=shape).flush()
+        self.progress = Progress(self.path.with_suffix(".progress"), self.workers)
         self._open: np.memmap | None = None
         self._count = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"workers": self.workers, "path": self.path, "_open": None, "_count": 0}
+        kept = {"workers": self.workers, "path": self.path, "progress": self.progress}
+        return {**kept, "_open": None, "_count": 0}
 
     def write(self, record: tuple[int, ...]) -> None:
         """Note one batch; called in the worker that made it."""
@@ -91,6 +95,7 @@ class WorkerRecords:
         """Delete the file."""
         self._open = None
         self.path.unlink(missing_ok=True)
+        self.progress.remove()
 
 
 def worker_id() -> int:
@@ -106,6 +111,20 @@ class BatchClock:
         self.records = records
         self.opens = OpenCounter()
         self.wall_ns = self.cpu_ns = self.samples = 0
+
+    def fetch(self, dataset: Any, index: Any) -> Any:
+        """Fetch one sample, leaving word of which it is, and of how it failed."""
+        progress = self.records.progress
+        progress.begin(worker_id(), index)
+        try:
+            item = dataset[index]
+        except ProbeTimeout:  # the watchdog's, not the data set's: the sample is still under way
+            raise
+        except Exception as error:
+            progress.fail(worker_id(), index, error)
+            raise
+        progress.end(worker_id())
+        return item
 
     def add(self, wall_ns: int, cpu_ns: int, samples: int) -> None:
         """Count time spent on fetching samples."""
@@ -164,7 +183,7 @@ class TimedDataset(_Delegating, Dataset):
 
     def __getitem__(self, index: Any) -> Any:
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        item = self.inner[index]
+        item = self.clock.fetch(self.inner, index)
         self.clock.add(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu, 1)
         return item
 
@@ -173,7 +192,7 @@ class TimedDataset(_Delegating, Dataset):
         if getattr(self.inner, "__getitems__", None):  # the same rule as in torch's fetcher
             items = self.inner.__getitems__(indices)
         else:
-            items = [self.inner[index] for index in indices]
+            items = [self.clock.fetch(self.inner, index) for index in indices]
         self.clock.add(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu, len(indices))
         return items
 

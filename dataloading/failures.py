@@ -1,0 +1,119 @@
+"""What an exception of a loader means: an error of the data set, a dead worker, or a hang."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dataloading.codes import Finding, finding
+from dataloading.progress_notes import Failed, Progress
+from dataloading.results import format_seconds
+from dataloading.watchdog import ProbeTimeout
+
+# What a signal that ended a worker means, by number and by the name that torch prints.
+SIGNALS = {
+    -9: ("killed", "was killed, most likely because memory ran out"),
+    -7: ("bus error", "ran out of shared memory (bus error)"),
+    -11: ("segmentation fault", "crashed in native code (segmentation fault)"),
+}
+DEATH_ADVICE = {
+    -9: "Use fewer workers, a smaller prefetch factor or smaller batches, and look at the memory of "
+    "the workers over time.",
+    -7: "Use fewer workers, a smaller prefetch factor or smaller batches, or enlarge /dev/shm.",
+    -11: "Look for a native library (decoder, database) that does not survive a fork or threads; try "
+    "multiprocessing_context='spawn'.",
+    1: "Run the data set with num_workers=0 to see the Python error that ended the worker.",
+}
+NAMED_SIGNAL = re.compile(r"killed by signal: ([A-Za-z ]+)")
+EXIT_CODE = re.compile(r"exit(?:ed)?(?: unexpectedly)? with (?:exit )?code:? (-?\d+)")
+
+
+def explain_failure(error: BaseException, progress: Progress | None = None) -> Finding | None:
+    """Turn an exception that came out of a loader into a finding.
+
+    Args:
+        error: The exception.
+        progress: Word that the workers left, where they could.
+
+    Returns:
+        `worker-error`, `worker-died` or `worker-hang`; None for an exception of another kind.
+    """
+    failed = progress.failed() if progress is not None else None
+    if failed is not None:
+        return sample_error(failed)
+    if isinstance(error, ProbeTimeout):
+        return _hang(error, progress)
+    text = " ".join(str(one) for one in (error.__cause__, error.__context__, error) if one)
+    if "DataLoader worker" in text and (
+        "killed by signal" in text or "exited unexpectedly" in text
+    ):
+        return worker_death(exit_code(text), text)
+    return None
+
+
+def sample_error(failed: Failed) -> Finding:
+    """An exception that the data set raised."""
+    return finding(
+        "worker-error",
+        f"Sample {failed.index} raised {failed.error}: {failed.message} ({failed.where}).",
+        {
+            "error": failed.error,
+            "message": failed.message,
+            "index": failed.index,
+            "worker": failed.worker,
+            "where": failed.where,
+        },
+        severity="critical",
+    )
+
+
+def exit_code(text: str) -> int:
+    """Exit code of a worker from torch's message: a negative signal number, else 1.
+
+    Example:
+        >>> exit_code("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible ...")
+        -7
+        >>> exit_code("DataLoader worker (pid(s) 7) exited unexpectedly")
+        1
+    """
+    if named := NAMED_SIGNAL.search(text):
+        for number, (name, _) in SIGNALS.items():
+            if named.group(1).strip().lower().startswith(name):
+                return number
+    if code := EXIT_CODE.search(text):
+        return int(code.group(1))
+    return 1
+
+
+def worker_death(code: int, text: str = "") -> Finding:
+    """A worker that ended by itself: four exit codes mean four different things.
+
+    Args:
+        code: Exit code; negative for a signal, as in `multiprocessing.Process.exitcode`.
+        text: The message that came with it.
+    """
+    said = SIGNALS[code][1] if code in SIGNALS else f"ended with exit code {code} (a Python error)"
+    return finding(
+        "worker-died",
+        f"A worker {said}.",
+        {"exit_code": code, "text": text[:200]},
+        severity="critical",
+        advice=DEATH_ADVICE.get(code, DEATH_ADVICE[1]),
+    )
+
+
+def _hang(error: ProbeTimeout, progress: Progress | None) -> Finding:
+    stuck = progress.stuck() if progress is not None else []
+    evidence: dict[str, Any] = {"waited": str(error)}
+    where = "no worker was at a sample"
+    if stuck:
+        first = stuck[0]
+        evidence |= {"worker": first.worker, "index": first.index, "at_sample_s": first.seconds}
+        sample = "a sample" if first.index is None else f"sample {first.index}"
+        where = f"worker {first.worker} has been at {sample} for {format_seconds(first.seconds)}"
+    return finding(
+        "worker-hang",
+        f"No batch came: {where}.",
+        evidence,
+        severity="critical",
+    )

@@ -1,0 +1,108 @@
+"""Which sample each worker is at, and how one failed: word that outlives a worker that does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+IDLE = -1
+NOT_A_NUMBER = -2  # an index that is no whole number: the sample cannot be named
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A worker that has been at one sample for a while."""
+
+    worker: int
+    index: int | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception of the data set: class, text, sample, and the line it came from."""
+
+    error: str
+    message: str
+    index: str
+    worker: int
+    where: str
+
+
+class Progress:
+    """A small file with one entry per worker, and a second one for a failure."""
+
+    def __init__(self, path: Path, workers: int) -> None:
+        self.path = path
+        self.workers = workers
+        self._open: np.memmap | None = None
+        entries = np.memmap(path, dtype="i8", mode="w+", shape=(workers, 2))
+        entries[:, 0] = IDLE
+        entries.flush()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "workers": self.workers, "_open": None}
+
+    def _entries(self, mode: Any = "r+") -> np.memmap:
+        if self._open is None:
+            self._open = np.memmap(self.path, dtype="i8", mode=mode, shape=(self.workers, 2))
+        return self._open
+
+    def begin(self, worker: int, index: Any) -> None:
+        """A worker begins with a sample."""
+        entry = self._entries()
+        entry[worker % self.workers, 1] = time.perf_counter_ns()
+        entry[worker % self.workers, 0] = index if isinstance(index, int) else NOT_A_NUMBER
+
+    def end(self, worker: int) -> None:
+        """The sample is there."""
+        self._entries()[worker % self.workers, 0] = IDLE
+
+    def fail(self, worker: int, index: Any, error: Exception) -> None:
+        """The sample raised an exception; what is written first is kept."""
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        where = f"{Path(last[0].filename).name}, line {last[0].lineno}" if last else "unknown"
+        failed = {
+            "error": type(error).__name__,
+            "message": str(error),
+            "index": repr(index),
+            "worker": worker,
+            "where": where,
+        }
+        with contextlib.suppress(OSError), open(self._failure, "x", encoding="utf-8") as file:
+            json.dump(failed, file)
+
+    @property
+    def _failure(self) -> Path:
+        return self.path.with_suffix(".failure")
+
+    def stuck(self) -> list[Stuck]:
+        """Workers that are at a sample now, the one that began first in front."""
+        now = time.perf_counter_ns()
+        entries = np.array(self._entries("r"))
+        found = [
+            Stuck(worker, int(index) if index >= 0 else None, (now - int(begun)) / 1e9)
+            for worker, (index, begun) in enumerate(entries)
+            if index != IDLE
+        ]
+        return sorted(found, key=lambda one: -one.seconds)
+
+    def failed(self) -> Failed | None:
+        """How a sample failed, or None."""
+        try:
+            return Failed(**json.loads(self._failure.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):  # none, or half written
+            return None
+
+    def remove(self) -> None:
+        """Delete the files."""
+        self._open = None
+        self.path.unlink(missing_ok=True)
+        self._failure.unlink(missing_ok=True)
