@@ -76,6 +76,7 @@ class Evidence(Result):
         main_uss_growth_bytes: Growth of the training process in that time.
         epoch_batches_seen: Batches seen over batches of an epoch.
         queue_bytes: Bytes of batches that may be queued.
+        rank_waits_s: Mean wait of a step on each rank of a distributed job, in order of ranks.
         utilization_percent: Mean GPU utilisation as NVML gave it; a share of time in which a kernel
             was running, not of capacity.
         dropped_settings: Wished settings that the combination does not allow: name -> reason.
@@ -138,6 +139,7 @@ class Evidence(Result):
     main_uss_growth_bytes: int | None = None
     epoch_batches_seen: float | None = None
     queue_bytes: int | None = None
+    rank_waits_s: tuple[float, ...] | None = None
     utilization_percent: float | None = None
     dropped_settings: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -47,8 +47,14 @@ def explain_failure(error: BaseException, progress: Progress | None = None) -> F
     if "DataLoader worker" in text and (
         "killed by signal" in text or "exited unexpectedly" in text
     ):
-        return worker_death(exit_code(text), text)
+        return worker_death(exit_code(text), text, _sample_of_the_dead(progress))
     return None
+
+
+def _sample_of_the_dead(progress: Progress | None) -> int | None:
+    """The sample that a worker was at when it ended: the one that was begun last."""
+    stuck = progress.stuck() if progress is not None else []
+    return stuck[-1].index if len(stuck) == 1 else None
 
 
 def sample_error(failed: Failed) -> Finding:
@@ -85,18 +91,19 @@ def exit_code(text: str) -> int:
     return 1
 
 
-def worker_death(code: int, text: str = "") -> Finding:
+def worker_death(code: int, text: str = "", index: int | None = None) -> Finding:
     """A worker that ended by itself: four exit codes mean four different things.
 
     Args:
         code: Exit code; negative for a signal, as in `multiprocessing.Process.exitcode`.
         text: The message that came with it.
+        index: The sample it was at, where that is known.
     """
     said = SIGNALS[code][1] if code in SIGNALS else f"ended with exit code {code} (a Python error)"
     return finding(
         "worker-died",
-        f"A worker {said}.",
-        {"exit_code": code, "text": text[:200]},
+        f"A worker {said}" + (f", at sample {index}." if index is not None else "."),
+        {"exit_code": code, "index": index, "text": text[:200]},
         severity="critical",
         advice=DEATH_ADVICE.get(code, DEATH_ADVICE[1]),
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import gc
 import io
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from dataloading.batches import batch_bytes, count_tensors
 from dataloading.machine import Machine, inspect_machine
@@ -25,6 +26,8 @@ from dataloading.settings import LoaderSettings, ineffective_options
 from dataloading.watchdog import ProbeTimeout, generators_of, random_state_kept, time_limit
 
 SAMPLE_LIMIT_S = 2.0  # fetching a few samples for their size and shape may take so long
+IMAGES = 64  # files of an image folder that are decoded
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SAMPLES = 4  # fetched to see whether shapes differ
 MANY_OBJECTS = 100_000  # fewer Python objects than this cost each worker little
 ACCELERATORS = ("cuda", "xpu", "mps", "hpu", "npu")
@@ -86,6 +89,7 @@ class Preflight:
         uneven: Field and shapes that cannot be collated, or None.
         unpinnable: Name of a batch type that pinning passes by, or None.
         ineffective: Options without effect.
+        bad_images: Path and reason of image files that cannot be read, among those looked at.
         live_queued_batches: Batches that other loaders with living workers may hold.
         epochs: How many epochs are planned, or None.
     """
@@ -103,6 +107,7 @@ class Preflight:
     uneven: tuple[str, tuple[str, ...]] | None = None
     unpinnable: str | None = None
     ineffective: dict[str, str] | None = None
+    bad_images: tuple[tuple[str, str], ...] = ()
     live_queued_batches: int = 0
     epochs: int | None = None
 
@@ -151,6 +156,7 @@ def look_at(
         uneven=uneven,
         unpinnable=unpinnable,
         ineffective=ineffective_options(dataloader),
+        bad_images=_bad_images(dataloader.dataset),
         live_queued_batches=_live_queues(dataloader),
         epochs=epochs,
     )
@@ -264,6 +270,25 @@ def _try_samples(
     if dataloader.collate_fn is torch.utils.data.default_collate:
         uneven = uneven_field(samples)
     return batch, uneven, _unpinnable(dataloader, samples)
+
+
+def _bad_images(dataset: Any) -> tuple[tuple[str, str], ...]:
+    """Files of an image folder that cannot be read, among some spread over all of them."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    samples = getattr(dataset, "samples", None)
+    if not isinstance(samples, list) or not samples or "torchvision" not in sys.modules:
+        return ()
+    first = samples[0][0] if isinstance(samples[0], tuple) else None
+    if not isinstance(first, str) or not first.lower().endswith(IMAGE_ENDINGS):
+        return ()
+    from dataloading.images import check_images
+
+    try:
+        with time_limit(SAMPLE_LIMIT_S, "Looking at image files"):
+            return tuple(check_images([path for path, *_ in samples], limit=IMAGES))
+    except ProbeTimeout:  # a slow disk: running the loader will meet the files anyway
+        return ()
 
 
 def uneven_field(samples: list[Any]) -> tuple[str, tuple[str, ...]] | None:

@@ -302,6 +302,20 @@ def uneven_rule(seen: Preflight) -> Finding | None:
     )
 
 
+def bad_images_rule(seen: Preflight) -> Finding | None:
+    """Image files that cannot be read."""
+    if not seen.bad_images:
+        return None
+    path, reason = seen.bad_images[0]
+    more = len(seen.bad_images) - 1
+    return finding(
+        "bad-images",
+        reason + (f" ({more} more of those looked at)" if more else ""),
+        {"path": path, "reason": reason, "files": [path for path, _ in seen.bad_images]},
+        severity="critical",
+    )
+
+
 def no_batch_rule(seen: Preflight) -> Finding | None:
     """A loader that will deliver nothing, or loses much to drop_last."""
     loader = seen.loader
@@ -390,6 +404,7 @@ RULES: tuple[Rule, ...] = (
     handle_rule,
     accelerator_rule,
     uneven_rule,
+    bad_images_rule,
     no_batch_rule,
     distributed_rule,
     shared_memory_rule,

@@ -29,6 +29,7 @@ SMALL_READ_BYTES = 256 * 1024  # an open that brings less than this costs more t
 SEVERAL_OPENS = 2.0  # files for one sample
 THROTTLED_SHARE = 0.1  # of the periods
 COPY_SHARE = 0.2  # of a step spent on copying to the device
+SLOW_RANK_FACTOR = 2.0  # the wait of the slowest rank against the median of the others
 SLOW_PICKLING_SHARE = 0.3  # of the start-up
 
 
@@ -285,7 +286,36 @@ def pickling_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
+def slow_rank_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """One rank that waits for data while the others wait for it."""
+    waits, period = evidence.rank_waits_s, evidence.period_s
+    if waits is None or len(waits) < 2 or not period:
+        return None
+    slowest = max(range(len(waits)), key=lambda rank: waits[rank])
+    others = sorted(wait for rank, wait in enumerate(waits) if rank != slowest)
+    usual = others[len(others) // 2]
+    lost = waits[slowest] - usual
+    if lost < DATA_BOUND_SHARE * period or waits[slowest] < SLOW_RANK_FACTOR * usual:
+        return None
+    return finding(
+        "slow-rank",
+        f"Rank {slowest} waits {format_seconds(waits[slowest])} a step for its data, the others "
+        f"{format_seconds(usual)}: every step is as slow as that rank.",
+        {
+            "rank": slowest,
+            "rank_wait_s": waits[slowest],
+            "others_wait_s": usual,
+            "threshold_factor": SLOW_RANK_FACTOR,
+            "ranks": len(waits),
+            "period_s": period,
+        },
+        severity="critical",
+        expected_gain=period / (period - lost) if lost < period else None,
+    )
+
+
 WORKER_RULES = (
+    slow_rank_rule,
     sampler_rule,
     straggler_rule,
     serialised_rule,

@@ -1,12 +1,15 @@
 """Rules from made-up evidence: each fires on its own fault, and its neighbours stay silent."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from evidence_made_up import COMPUTING, WAITING, loop
 
+import dataloading
 from dataloading.accelerators import Accelerator
 from dataloading.codes import CODES, finding
 from dataloading.diagnosis import RULES, ceilings, diagnose, explain
@@ -41,7 +44,15 @@ FAULTS = {
         TWO,
     ),
     "transfer": (
-        loop(workers=2, wait=0.03, step=0.001, cpu_s=0.005, send_s=0.030, sample_wait_s=0.0),
+        loop(
+            workers=2,
+            wait=0.03,
+            step=0.001,
+            cpu_s=0.005,
+            send_s=0.030,
+            sample_wait_s=0.0,
+            tensors_per_batch=50,
+        ),
         TWO,
     ),
     "epoch-startup": (
@@ -109,8 +120,11 @@ def test_neighbours_stay_silent(code):
     assert not found & set(NEIGHBOURS[code])
 
 
-def test_every_code_of_the_registry_has_a_rule_and_a_fault():
-    assert set(FAULTS) == set(CODES)
+def test_every_code_of_the_registry_is_found_somewhere():
+    parts = (Path(dataloading.__file__).parent).glob("*.py")
+    source = "".join(p.read_text(encoding="utf-8") for p in parts if p.name != "codes.py")
+    found = set(re.findall(r'finding\(\s*"([a-z-]+)"', source))
+    assert found == set(CODES)
     assert all(explain(code).startswith(code) for code in CODES)
 
 
@@ -188,6 +202,35 @@ def test_nothing_wrong_is_balanced_or_compute_bound_without_warnings():
         result = diagnose(loop(workers=4, wait=wait, **COMPUTING), EIGHT)
         assert result.verdict in ("balanced", "compute-bound")
         assert all(f.severity == "info" for f in result.findings)
+
+
+def test_a_light_batch_is_no_matter_of_transfer():
+    evidence, machine = FAULTS["transfer"]
+    light = replace(evidence, tensors_per_batch=1, batch_bytes=40)
+    assert "transfer" not in [f.code for f in diagnose(light, machine).findings]
+
+
+def test_a_fat_batch_counts_as_moved_and_a_costly_collate_does_not():
+    fat = loop(
+        workers=1,
+        wait=0.02,
+        step=0.001,
+        cpu_s=0.018,
+        collate_s=0.015,
+        sample_wait_s=0.0,
+        send_s=0.004,
+        batch_bytes=32_000_000,
+    )
+    assert diagnose(fat, TWO).cause == "transfer"
+    costly = replace(fat, batch_bytes=320_000)
+    assert diagnose(costly, TWO).cause == "collate"
+
+
+def test_what_a_deeper_cause_explains_is_dropped():
+    evidence = loop(workers=2, wait=0.05, sampler_s=0.045, **WAITING)
+    assert [f.code for f in diagnose(evidence, TWO).findings if f.group == "time"] == [
+        "slow-sampler"
+    ]
 
 
 def test_an_epoch_that_starts_with_its_first_batch_only_is_no_fault():
