@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -92,7 +93,7 @@ def test_the_workflow_runs_the_same_commands() -> None:
 def test_modules_that_the_readme_runs_exist() -> None:
     modules = re.findall(r"python -m (benchmarks\.\w+)", README)
     scripts = re.findall(r"python (\w+\.py|notebooks/\w+\.py)", README)
-    missing = [m for m in modules if not (PROJECT / f"{m.replace('.', '/')}.py").is_file()]
+    missing = [m for m in modules if importlib.util.find_spec(m) is None]
     missing += [script for script in scripts if not (PROJECT / script).is_file()]
     assert modules
     assert scripts
