@@ -33,6 +33,7 @@ from dataloading.course import (
     walk_through_dir,
 )
 from dataloading.diagnosis import Diagnosis, diagnose, failed_diagnosis
+from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine, inspect_machine
 from dataloading.model import Prediction, predict_dataloader
 from dataloading.monitoring import monitor_resources
@@ -41,7 +42,7 @@ from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.recommendation import Recommendation, recommend_settings
 from dataloading.scaling import ScalingFit, measure_scaling
 from dataloading.settings import LoaderSettings, rebuild_dataloader
-from dataloading.timing import LoaderTiming, TrainStep, measure_dataloader
+from dataloading.timing import TrainStep, measure_dataloader
 from dataloading.train_steps import make_train_step, simulated_train_step
 from dataloading.watching import watch_dataloader
 

@@ -16,13 +16,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from dataloading.evidence import Evidence
+from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine, inspect_machine
 from dataloading.model import BatchCosts
 from dataloading.pickling import probe_pickling
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.results import Result, format_value
 from dataloading.settings import LoaderSettings, ineffective_options, rebuild_dataloader
-from dataloading.timing import LoaderTiming, TrainStep, measure_dataloader, measure_replay
+from dataloading.timing import TrainStep, measure_dataloader, measure_replay
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, loader_warnings_hidden
 from dataloading.worker_clock import WorkerCosts

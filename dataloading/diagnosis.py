@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from dataloading.codes import CODES, SEVERITIES, Finding
 from dataloading.evidence import Evidence
+from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
 from dataloading.memory_rules import MEMORY_RULES
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result, format_value
 from dataloading.setup_rules import SETUP_RULES
 from dataloading.time_rules import TIME_RULES
-from dataloading.timing import LoaderTiming
 from dataloading.verdict import judge
 from dataloading.worker_rules import WORKER_RULES
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from dataloading.loader_timing import LoaderTiming
 from dataloading.model import BatchCosts
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result
 from dataloading.settings import LoaderSettings
-from dataloading.timing import LoaderTiming
 
 FROM_WORKERS = (  # figures that have the same name in `WorkerCosts`
     *(

@@ -1,23 +1,38 @@
-"""Walking through what a data set holds, with the path to each thing, within a time budget."""
+"""Walking through what a data set holds, with the path to each thing, within a time budget.
+
+No code of the data set runs: its `__getattr__`, properties and `__getitem__` are passed by.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
+import reprlib
 import time
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-BUDGET_S = 1.5  # a walk that takes longer has seen enough
+BUDGET_S = 0.75  # a walk that takes longer has seen enough
 MOST_ITEMS = 64  # of a long list or dict, this many are looked into
 MAX_DEPTH = 8
 PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.Tensor)
+# What belongs to the program rather than to the data set, and is not looked into.
+SHUT = (*PLAIN, type, types.ModuleType, logging.Logger, logging.Handler)
+BOUND = (types.MethodType, types.BuiltinMethodType)
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
 
 
 def walk(root: Any, name: str, *, budget_s: float = BUDGET_S) -> Iterator[tuple[str, Any]]:
     """Yield `(path, object)` for everything below `root`, nearest first, each object once.
+
+    Plain values (numbers, strings, arrays) are yielded wherever they stand.
 
     Args:
         root: Where to begin.
@@ -29,7 +44,7 @@ def walk(root: Any, name: str, *, budget_s: float = BUDGET_S) -> Iterator[tuple[
         ['x', "x['a']", "x['a'][0]", "x['a'][1]"]
     """
     deadline = time.perf_counter() + budget_s
-    seen: set[int] = set()
+    seen = {id(root)}
     level = [(name, root)]
     for _ in range(MAX_DEPTH):
         following = []
@@ -46,32 +61,59 @@ def walk(root: Any, name: str, *, budget_s: float = BUDGET_S) -> Iterator[tuple[
         level = following
 
 
-def parts(thing: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The direct parts of an object, each with its path."""
-    if isinstance(thing, (*PLAIN, type)):
+def parts(thing: Any, path: str, *, most: int | None = MOST_ITEMS) -> Iterator[tuple[str, Any]]:
+    """The direct parts of an object, each with its path.
+
+    Args:
+        thing: The object.
+        path: Its path.
+        most: Of a list or dict, look at so many items; None looks at all.
+    """
+    if isinstance(thing, SHUT):
         return
-    if isinstance(thing, Mapping):
-        for number, key in enumerate(thing):
-            if number == MOST_ITEMS:
-                return
-            yield f"{path}[{key!r}]", thing[key]
-    elif isinstance(thing, list | tuple):
-        for number in range(min(len(thing), MOST_ITEMS)):
-            yield f"{path}[{number}]", thing[number]
+    if isinstance(thing, dict):
+        for key, value in list(islice(dict.items(thing), most)):
+            yield f"{path}[{_short.repr(key)}]", value
+    elif isinstance(thing, list):
+        yield from _items(list.__iter__(thing), path, most)
+    elif isinstance(thing, tuple):
+        yield from _items(tuple.__iter__(thing), path, most)
     elif isinstance(thing, functools.partial):
         yield f"{path}.func", thing.func
-        yield from parts(list(thing.args), f"{path}.args")
-        yield from parts(thing.keywords, f"{path}.keywords")
-    else:
-        owner = getattr(thing, "__self__", None)  # a bound method brings its object along
-        if hasattr(owner, "__dict__") and not isinstance(owner, type):
-            yield f"{path}.__self__", owner
-        for key, value in list(getattr(thing, "__dict__", {}).items()):
+        yield from parts(thing.args, f"{path}.args", most=most)
+        yield from parts(thing.keywords, f"{path}.keywords", most=most)
+    elif isinstance(thing, BOUND):  # a bound method brings its object along
+        if not isinstance(thing.__self__, type | types.ModuleType):
+            yield f"{path}.__self__", thing.__self__
+    yield from _attributes(thing, path)
+
+
+def _items(items: Iterator[Any], path: str, most: int | None) -> Iterator[tuple[str, Any]]:
+    for number, part in enumerate(islice(items, most)):
+        yield f"{path}[{number}]", part
+
+
+def _attributes(thing: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """What hangs on an object, in its `__dict__`, its slots or (a function's) its closure."""
+    try:
+        own = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        own = {}
+    if isinstance(own, dict):
+        for key, value in list(own.items()):
             yield f"{path}.{key}", value
-        for key in getattr(type(thing), "__slots__", ()):
-            if (
-                isinstance(key, str)
-                and hasattr(thing, key)
-                and key not in ("__dict__", "__weakref__")
-            ):
-                yield f"{path}.{key}", getattr(thing, key)
+    for kind in type(thing).__mro__:
+        if "__slots__" not in vars(kind):
+            continue
+        for key, member in vars(kind).items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    yield f"{path}.{key}", member.__get__(thing)
+                except AttributeError:  # a slot that was never set
+                    continue
+    if isinstance(thing, types.FunctionType):
+        for number, cell in enumerate(thing.__closure__ or ()):
+            try:
+                yield f"{path}.__closure__[{number}].cell_contents", cell.cell_contents
+            except ValueError:  # a variable that was never set
+                continue

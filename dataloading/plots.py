@@ -38,8 +38,8 @@ from dataloading.results import format_seconds, format_value
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from dataloading.loader_timing import LoaderTiming
     from dataloading.profiling import SampleProfile
-    from dataloading.timing import LoaderTiming
 
 __all__ = [
     "KINDS",

@@ -26,9 +26,9 @@ from dataloading.wording import (
 if TYPE_CHECKING:
     from dataloading.comparison import Comparison
     from dataloading.diagnosis import Diagnosis
+    from dataloading.loader_timing import LoaderTiming
     from dataloading.machine import Machine
     from dataloading.recommendation import Recommendation
-    from dataloading.timing import LoaderTiming
 
 WIDTH = 80  # columns of a terminal that nobody has widened
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dataloading.codes import Finding
     from dataloading.comparison import Comparison
     from dataloading.diagnosis import Diagnosis
+    from dataloading.loader_timing import LoaderTiming
     from dataloading.machine import Machine
     from dataloading.recommendation import Recommendation
-    from dataloading.timing import LoaderTiming
 
 DPI = 150  # sharp on screens with two dots a pixel, about 60 KB a picture
 

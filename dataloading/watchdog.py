@@ -22,14 +22,19 @@ import torch.utils.data
 GRACE_S = 1.0  # how long workers may take to end by themselves before they are terminated
 AGAIN_S = 5.0  # code that swallowed the time-out (`except Exception`) is told again after this
 LEAST_TIMER_S = 1e-3  # a timer set to zero would never ring
+BETWEEN = tuple(  # where a `with` block has not begun yet, or has ended already
+    getattr(contextlib._GeneratorContextManager, name).__code__
+    for name in ("__enter__", "__exit__")
+)
 
 
 class ProbeTimeout(TimeoutError):
     """A probe ran past its time limit; the text says what it was waiting for."""
 
 
-@contextlib.contextmanager
-def time_limit(seconds: float, doing: str | Callable[[], str]) -> Iterator[None]:
+def time_limit(
+    seconds: float, doing: str | Callable[[], str]
+) -> contextlib.AbstractContextManager[None]:
     """Raise `ProbeTimeout` in this thread when the block runs longer than `seconds`.
 
     In the main thread of Linux and macOS an alarm signal interrupts even a blocking call. Elsewhere
@@ -38,6 +43,9 @@ def time_limit(seconds: float, doing: str | Callable[[], str]) -> Iterator[None]
     Args:
         seconds: The limit.
         doing: What the block does, or a function that says it, for the text of the error.
+
+    Returns:
+        A context manager around the block.
 
     Raises:
         ProbeTimeout: The limit was reached.
@@ -48,12 +56,8 @@ def time_limit(seconds: float, doing: str | Callable[[], str]) -> Iterator[None]
         return f"{what}: stopped by the watchdog, {seconds:.3g} s after the probe began."
 
     main = threading.current_thread() is threading.main_thread()
-    if main and hasattr(signal, "setitimer"):
-        with _alarm(seconds, text):
-            yield
-    else:
-        with _async_exception(seconds, text):
-            yield
+    limit = _alarm if main and hasattr(signal, "setitimer") else _async_exception
+    return limit(seconds, text)
 
 
 @contextlib.contextmanager
@@ -77,6 +81,8 @@ def _alarm(seconds: float, text: Callable[[], str]) -> Iterator[None]:
             outer_due = now + outer_interval if outer_interval else math.inf
             set_next()
             previous(signum, frame)
+        elif is_open and frame is not None and frame.f_code in BETWEEN:
+            set_next()  # raised here, the exception would miss the `finally` below
         elif is_open:
             due = now + AGAIN_S
             set_next()
@@ -99,38 +105,39 @@ def _alarm(seconds: float, text: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _async_exception(seconds: float, text: Callable[[], str]) -> Iterator[None]:
-    """The limit by an exception that another thread raises in this one."""
+    """The limit by an exception that another thread raises in this one, once."""
     thread_id = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    closed, rang = threading.Event(), threading.Event()
     lock = threading.Lock()
+    is_open, rang = True, False
 
-    def watch() -> None:
-        wait_s = seconds
-        while not closed.wait(wait_s):
-            with lock:
-                if not closed.is_set():
-                    rang.set()
-                    raise_in(thread_id, ctypes.py_object(ProbeTimeout))
-            wait_s = AGAIN_S
+    class Rang(ProbeTimeout):
+        """Only a class can be raised in another thread, so the class brings its text."""
 
-    watcher = threading.Thread(target=watch, name="probe time limit", daemon=True)
-    watcher.start()
+        def __init__(self, *_: Any) -> None:
+            super().__init__(text())
+
+    Rang.__name__ = Rang.__qualname__ = ProbeTimeout.__name__
+
+    def ring() -> None:
+        nonlocal rang
+        with lock:
+            if is_open:
+                rang = True
+                raise_in(thread_id, ctypes.py_object(Rang))
+
+    timer = threading.Timer(seconds, ring)
+    timer.daemon = True
     try:
-        try:
-            yield
-        finally:
-            with lock:
-                closed.set()
-    except ProbeTimeout:
-        if rang.is_set():
-            raise ProbeTimeout(text()) from None
-        raise
+        timer.start()
+        yield
     finally:
-        closed.set()
-        if rang.is_set():
-            raise_in(thread_id, None)  # one that has not arrived yet must not arrive later
-        watcher.join()
+        with lock:
+            is_open = False
+            if rang:
+                raise_in(thread_id, None)  # one that has not arrived yet must not arrive later
+        timer.cancel()
+        timer.join()
 
 
 def open_iterator(dataloader: Any) -> Iterator[Any]:

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 from dataloading.batches import count_samples
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
+from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.machine import inspect_machine
 from dataloading.results import format_seconds, format_value
 from dataloading.settings import LoaderSettings, ineffective_options
-from dataloading.timing import LoaderTiming, StepLog, check_iterable
+from dataloading.timing import check_iterable
 
 STEPS_KEPT = 20_000  # per loader; a run of days must not fill the memory with its own timings
 

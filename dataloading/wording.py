@@ -14,7 +14,7 @@ from dataloading.workers import GOOD_ENOUGH
 if TYPE_CHECKING:
     from dataloading.comparison import Comparison
     from dataloading.diagnosis import Diagnosis
-    from dataloading.timing import LoaderTiming
+    from dataloading.loader_timing import LoaderTiming
 
 UNITS = ("_samples_per_s", "_bytes", "_percent", "_s")  # endings that the value itself shows
 PARTS = (

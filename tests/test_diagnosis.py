@@ -14,8 +14,8 @@ from dataloading.accelerators import Accelerator
 from dataloading.codes import CODES, finding
 from dataloading.diagnosis import RULES, ceilings, diagnose, explain
 from dataloading.evidence import FEWEST_STEPS, Evidence
+from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
-from dataloading.timing import LoaderTiming
 from dataloading.verdict import judge
 
 EIGHT = Machine(usable_cpus=8, start_method="fork")

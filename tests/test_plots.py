@@ -17,13 +17,13 @@ from dataloading import plots
 from dataloading.comparison import Comparison, judge_pairs
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
+from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
 from dataloading.model import BatchCosts, simulate_timeline
 from dataloading.plot_style import KINDS, render_png
 from dataloading.profiling import SampleProfile
 from dataloading.scaling import ScalingFit
 from dataloading.settings import LoaderSettings
-from dataloading.timing import LoaderTiming
 from dataloading.trace import ResourceTrace
 
 MACHINE = Machine(usable_cpus=8)

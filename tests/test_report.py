@@ -17,11 +17,11 @@ from dataloading import report
 from dataloading.comparison import Comparison, judge_pairs
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
+from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
 from dataloading.recommendation import Recommendation, recommend_settings
 from dataloading.report import html_report, text_report, write_html_report
 from dataloading.settings import LoaderSettings
-from dataloading.timing import LoaderTiming
 from dataloading.wording import changed_settings, settings_snippet, verdict_sentence, words
 
 MACHINE = Machine(

@@ -85,23 +85,17 @@ def test_a_time_out_of_an_inner_block_keeps_its_own_text() -> None:
     assert str(in_thread(inner)) == "mine"
 
 
-def swallowing() -> int:
-    """Code that skips what fails, as many datasets do."""
+@linux_only
+def test_code_that_swallows_the_time_out_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "AGAIN_S", LIMIT_S)
     swallowed = 0
-    with time_limit(LIMIT_S, "Reading"):
-        try:
+    with pytest.raises(ProbeTimeout), time_limit(LIMIT_S, "Reading"):  # noqa: PT012
+        try:  # as a dataset does that skips what it cannot read
             doze(PATIENCE_S)
         except Exception:
             swallowed += 1
         doze(PATIENCE_S)
-    return swallowed
-
-
-def test_code_that_swallows_the_time_out_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "AGAIN_S", LIMIT_S)
-    with pytest.raises(ProbeTimeout):
-        swallowing()
-    assert isinstance(in_thread(swallowing), ProbeTimeout)
+    assert swallowed == 1
 
 
 def test_in_a_thread() -> None:
@@ -114,21 +108,26 @@ def test_in_a_thread() -> None:
     assert str(error).startswith("Reading: stopped by the watchdog")
 
 
-def test_in_a_thread_nothing_arrives_after_the_block() -> None:
-    def just_in_time() -> list[str]:
-        texts = []
-        for _ in range(20):
-            try:
-                with time_limit(0.01, "Reading"):
-                    time.sleep(0.01)
-            except ProbeTimeout as error:
-                texts.append(str(error))
-            doze(0.02)
-        return texts
+def just_in_time() -> list[Exception]:
+    """Blocks that end when their limit is reached; quiet times between them."""
+    errors: list[Exception] = []
+    for _ in range(100):
+        try:
+            with time_limit(0.005, "Reading"):
+                doze(0.005)
+        except ProbeTimeout as error:
+            errors.append(error)
+    doze(4 * LIMIT_S)
+    return errors
 
-    texts = in_thread(just_in_time)
-    assert isinstance(texts, list)
-    assert all(text.startswith("Reading") for text in texts)  # never the bare exception
+
+@pytest.mark.parametrize("run", [lambda function: function(), in_thread])
+def test_nothing_arrives_after_the_block(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "AGAIN_S", LIMIT_S)
+    errors = run(just_in_time)
+    assert isinstance(errors, list)  # and not what was raised elsewhere
+    assert all(str(error).startswith("Reading: stopped") for error in errors)
+    assert all(type(error).__name__ == "ProbeTimeout" for error in errors)
 
 
 @linux_only
