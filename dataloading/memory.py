@@ -16,7 +16,8 @@ import psutil
 
 from dataloading.processes import read_memory
 
-READ_EVERY_S = 0.25  # a reading takes 1 to 5 ms a process
+READ_EVERY_S = 0.25  # a reading takes 1 to 15 ms a worker
+MAIN_EVERY_S = 0.1  # the main process is read the cheap way
 SETTLING_READINGS = 2  # the first readings show workers that are still starting
 FEWEST_READINGS = 5  # fewer readings show no growth
 LEVELLED_SHARE = 0.35  # of the growth of the first half in the second: it is ending
@@ -67,7 +68,7 @@ class MemoryLog:
         self.main = Readings()
         self._all_workers = [Readings()]  # one series for each set of workers
         self._pids: list[int] = []
-        self._next_s = 0.0
+        self._next_s = self._next_main_s = 0.0
 
     def read(self, batch: int, iterator: Any) -> None:
         """Take a reading when it is time.
@@ -76,13 +77,16 @@ class MemoryLog:
             batch: Batches delivered so far.
             iterator: Of the loader; new workers begin a new series.
         """
-        if (now := time.perf_counter()) < self._next_s:
+        now = time.perf_counter()
+        if now >= self._next_main_s:
+            self._next_main_s = now + MAIN_EVERY_S
+            self.main.add(batch, anonymous_and_resident())
+        if now < self._next_s:
             return
         pids = worker_pids(iterator)
         if pids != self._pids:
             self._pids = pids
             self._all_workers.append(Readings())
-        self.main.add(batch, read_sum([psutil.Process().pid]))
         if pids:
             self._all_workers[-1].add(batch, read_sum(pids))
         # never more than a twentieth of the time, and never within a timed part of a step
@@ -92,6 +96,15 @@ class MemoryLog:
     def workers(self) -> Readings:
         """The longest series of one set of workers."""
         return max(self._all_workers, key=lambda readings: len(readings.batches))
+
+
+def anonymous_and_resident() -> tuple[int, int]:
+    """Anonymous and resident memory of this process: cheap, and blind to mapped files.
+
+    Where the system does not tell shared pages apart, both are the resident memory.
+    """
+    memory = psutil.Process().memory_info()
+    return memory.rss - getattr(memory, "shared", 0), memory.rss
 
 
 def read_sum(pids: Iterable[int]) -> tuple[int, int] | None:
