@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of objects: another one at each fetch
 
 
 def fingerprint(sample: Any) -> str:
@@ -28,9 +31,9 @@ def fingerprint(sample: Any) -> str:
 
 def _feed(digest: Any, value: Any) -> None:
     digest.update(type(value).__name__.encode())
-    if isinstance(value, torch.Tensor):
-        array = value.detach().cpu().contiguous()
-        digest.update(f"{array.dtype}{tuple(array.shape)}".encode())
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        array = value.detach().cpu().reshape(-1)  # one dimension at least, so that it has bytes
+        digest.update(f"{array.dtype}{tuple(value.shape)}".encode())
         digest.update(array.view(torch.uint8).numpy().tobytes() if array.numel() else b"")
     elif isinstance(value, np.ndarray) and value.dtype != object:
         digest.update(f"{value.dtype}{value.shape}".encode())
@@ -39,6 +42,10 @@ def _feed(digest: Any, value: Any) -> None:
         for key in value:
             _feed(digest, key)
             _feed(digest, value[key])
+    elif isinstance(value, np.ndarray):  # of objects
+        _feed(digest, value.tolist())
+    elif isinstance(value, set | frozenset):  # whose order is another one in each process
+        _feed(digest, sorted(map(repr, value)))
     elif isinstance(value, tuple | list):
         for part in value:
             _feed(digest, part)
@@ -56,4 +63,4 @@ def _dumped(value: Any) -> bytes:
     try:
         return pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError):
-        return repr(value).encode()
+        return ADDRESS.sub("", repr(value)).encode()

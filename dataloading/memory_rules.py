@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataloading.codes import Finding, finding
 from dataloading.evidence import Evidence
 from dataloading.machine import Machine
-from dataloading.results import format_bytes
+from dataloading.results import format_bytes, format_share
 
 LEAST_GROWTH_BYTES = 16 * 2**20  # less than this is allocators settling down
 LEAST_PER_BATCH_BYTES = 4096  # a page for each batch: less cannot be told from noise
@@ -70,7 +70,7 @@ def prefetch_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     return finding(
         "prefetch-memory",
-        f"Batches prepared ahead may take {format_bytes(need)}, {need / available:.0%} of the free "
+        f"Batches prepared ahead may take {format_bytes(need)}, {format_share(need / available)} of the free "
         "memory.",
         {
             "queue_bytes": need,

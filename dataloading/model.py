@@ -15,7 +15,7 @@ import numpy as np
 
 from dataloading.machine import Machine, inspect_machine
 from dataloading.profiling import SampleProfile
-from dataloading.results import Result, format_seconds, format_value
+from dataloading.results import Result, format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
 from dataloading.worker_clock import WorkerCosts
 
@@ -106,7 +106,7 @@ class BatchCosts(Result):
         """One line."""
         return (
             f"{format_seconds(self.batch_s)} a batch of {self.batch_size}, "
-            f"CPU busy {self.cpu_share:.0%} of it"
+            f"CPU busy {format_share(self.cpu_share)} of it"
         )
 
 

@@ -83,8 +83,7 @@ def parts(thing: Any, path: str, *, most: int | None = MOST_ITEMS) -> Iterator[t
         yield from parts(thing.args, f"{path}.args", most=most)
         yield from parts(thing.keywords, f"{path}.keywords", most=most)
     elif isinstance(thing, BOUND):  # a bound method brings its object along
-        if not isinstance(thing.__self__, type | types.ModuleType):
-            yield f"{path}.__self__", thing.__self__
+        yield f"{path}.__self__", thing.__self__
     yield from _attributes(thing, path)
 
 

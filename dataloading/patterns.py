@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataloading.results import Result, format_seconds
+from dataloading.results import Result, format_seconds, format_share
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -156,7 +156,7 @@ def classify_pattern(
     if evidence["readings"] < MIN_READINGS:
         return verdict("unknown", f"{evidence['readings']} readings; {MIN_READINGS} are needed")
     if empty_share > MAX_EMPTY_BINS:
-        return verdict("unknown", f"{empty_share:.0%} of the record has no reading")
+        return verdict("unknown", f"{format_share(empty_share)} of the record has no reading")
     if np.percentile(bins, 95) < IDLE_BELOW:
         evidence["mean"] = float(bins.mean() * full)
         return verdict("idle", f"95 % of the readings are below {IDLE_BELOW * full:g}")
@@ -343,11 +343,13 @@ def classify_trend(
     evidence = {"level": level, "change": change, "change_share": share, "duration_s": duration_s}
     if share < min_change or low <= 0 <= high:
         verdict = "flat"
-        why = f"below {min_change:.0%}" if share < min_change else "the interval holds zero"
-        reason = f"changes by {share:.1%} in {format_seconds(duration_s)}: {why}"
+        why = (
+            f"below {format_share(min_change)}" if share < min_change else "the interval holds zero"
+        )
+        reason = f"changes by {format_share(share, 1)} in {format_seconds(duration_s)}: {why}"
     else:
         verdict = "growing" if slope > 0 else "shrinking"
-        reason = f"changes by {share:.1%} in {format_seconds(duration_s)}"
+        reason = f"changes by {format_share(share, 1)} in {format_seconds(duration_s)}"
     return Trend(verdict, slope, (low, high), points, {**evidence, "reason": reason})
 
 

@@ -33,7 +33,7 @@ from dataloading.plots_resources import plot_gpu_curve, plot_memory, plot_resour
 from dataloading.plots_scaling import plot_scaling
 from dataloading.plots_timeline import plot_timeline
 from dataloading.plots_workers import plot_worker_curve
-from dataloading.results import format_seconds, format_value
+from dataloading.results import format_seconds, format_share, format_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,7 +202,7 @@ def plot_sample_stages(profile: SampleProfile, ax: Axes | None = None) -> Axes:
         begun += wall
         if row + 1 < len(known):  # a thread that leads on to the next stage
             ax.plot([begun * factor] * 2, [row, row + 1], color=GRID, linewidth=0.8, zorder=0.5)
-        text = f"{format_seconds(wall)}  ({wall / whole:.0%})".replace("%", " %")
+        text = f"{format_seconds(wall)}  ({format_share(wall / whole)})"
         write(ax, (begun + 0.012 * whole) * factor, row, text, bbox=plate)
     ax.set_yticks(range(len(known)), [str(name) for name in known["stage"]])
     ax.set_ylim(len(known) - 0.5, -0.5)

@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from dataloading.codes import SEVERITIES, Finding, finding
 from dataloading.model import WORKER_BYTES
 from dataloading.preflight import Preflight, look_at
-from dataloading.results import format_bytes, format_seconds
+from dataloading.results import format_bytes, format_seconds, format_share
 from dataloading.setup_rules import pins_memory
-from dataloading.timing import length_of
 
 SLOW_START_S = 1.0  # sending a data set for longer than this is felt at every start
 READ_BACK = 1.0  # a worker needs about as long to unpickle as the main process to pickle
@@ -62,15 +61,12 @@ def unpicklable_rule(seen: Preflight) -> Finding | None:
     for probe in seen.probes:
         if probe.error is None:
             continue
-        forks = seen.start_method == "fork" or not seen.settings.num_workers
         return finding(
             "unpicklable",
             f"{probe.path} cannot be pickled ({probe.error}); workers started by "
-            + ("spawn or forkserver" if forks else seen.start_method)
-            + " need that."
-            + (" They are forked here, so it works for now." if forks else ""),
+            f"{_methods_that_pickle(seen)} need that.{_works_for_now(seen)}",
             {"path": probe.path, "error": probe.error, "start_method": seen.start_method},
-            severity="info" if forks else "critical",
+            severity="critical" if _pickles(seen) else "info",
         )
     return None
 
@@ -80,32 +76,48 @@ def main_module_rule(seen: Preflight) -> Finding | None:
     names = [(p.name, name) for p in seen.probes for name in p.in_main if p.error is None]
     if not names or seen.main_importable:
         return None
-    forks = seen.start_method == "fork" or not seen.settings.num_workers
     part, name = names[0]
     return finding(
         "unpicklable",
         f"{part}: {name} is defined in the notebook, where workers started by "
-        f"{'spawn or forkserver' if forks else seen.start_method} cannot import it.",
+        f"{_methods_that_pickle(seen)} cannot import it.{_works_for_now(seen)}",
         {"part": part, "name": name, "start_method": seen.start_method},
-        severity="info" if forks else "critical",
+        severity="critical" if _pickles(seen) else "info",
         advice=f"Write {name} into a file beside the notebook with %%writefile, and import it "
         "from there.",
     )
 
 
+def _pickles(seen: Preflight) -> bool:
+    """Whether this loader's workers are sent pickled parts."""
+    return seen.start_method != "fork" and seen.settings.num_workers > 0
+
+
+def _methods_that_pickle(seen: Preflight) -> str:
+    return "spawn or forkserver" if seen.start_method == "fork" else seen.start_method
+
+
+def _works_for_now(seen: Preflight) -> str:
+    if not seen.settings.num_workers:
+        return " There are no workers, so it works for now."
+    return "" if _pickles(seen) else " They are forked here, so it works for now."
+
+
 def slow_start_rule(seen: Preflight) -> Finding | None:
     """A data set that takes long to send."""
     workers = seen.settings.num_workers
-    if seen.start_method == "fork" or not workers or not seen.probes:
+    if not _pickles(seen) or not seen.probes:
         return None
     dataset = seen.probes[0]
     seconds = workers * dataset.seconds * (1 + READ_BACK)
     if dataset.error is not None or seconds < SLOW_START_S:
         return None
+    least = "" if dataset.finished else "at least "
     return finding(
         "dataset-pickling",
-        f"Starting {workers} workers by {seen.start_method} sends each a copy of the data set "
-        f"({format_bytes(dataset.size_bytes)}): about {format_seconds(seconds)} every time.",
+        f"Starting {workers} worker(s) by {seen.start_method} sends each a copy of the data set "
+        f"({least}{format_bytes(dataset.size_bytes)}): {least or 'about '}"
+        f"{format_seconds(seconds)} every time.",
         {
             "pickled_bytes": dataset.size_bytes,
             "pickling_s": dataset.seconds,
@@ -135,14 +147,21 @@ def handle_rule(seen: Preflight) -> Finding | None:
 
 
 def accelerator_rule(seen: Preflight) -> Finding | None:
-    """Accelerator tensors in a data set that workers get."""
+    """Accelerator tensors in a data set that workers get, or that they make."""
     if not seen.on_accelerator or not seen.settings.num_workers:
         return None
+    why = "each worker would need a context of its own there, with its memory"
+    if seen.start_method == "fork":
+        why = "a forked worker cannot use what the training process has opened"
     return finding(
         "accelerator-in-worker",
-        f"{seen.on_accelerator[0]} is on an accelerator; worker processes cannot use it there.",
-        {"path": seen.on_accelerator[0], "tensors": len(seen.on_accelerator)},
-        severity="critical",
+        f"{seen.on_accelerator[0]} is on an accelerator: {why}.",
+        {
+            "path": seen.on_accelerator[0],
+            "tensors": len(seen.on_accelerator),
+            "start_method": seen.start_method,
+        },
+        severity="critical" if seen.start_method == "fork" else "warning",
     )
 
 
@@ -156,15 +175,14 @@ def ineffective_rule(seen: Preflight) -> Finding | None:
 
 def unpinnable_rule(seen: Preflight) -> Finding | None:
     """A batch type that pinning passes by."""
-    if seen.unpinnable is None:
+    name = seen.peek.unpinnable
+    if name is None:
         return None
     return finding(
         "invalid-settings",
-        f"pin_memory=True passes by batches of type {seen.unpinnable}, which has no pin_memory "
-        "method.",
-        {"batch_type": seen.unpinnable},
-        advice=f"Give {seen.unpinnable} a method pin_memory(self) that pins its tensors and "
-        "returns self.",
+        f"pin_memory=True passes by batches of type {name}, which has no pin_memory method.",
+        {"batch_type": name},
+        advice=f"Give {name} a method pin_memory(self) that pins its tensors and returns self.",
     )
 
 
@@ -191,7 +209,7 @@ def shared_memory_rule(seen: Preflight) -> Finding | None:
         return None
     fits = int(BUDGET_SHARE * free / max(1, batch.batch_bytes))
     advice = (
-        f"At most {fits} batches fit: lower num_workers x prefetch_factor, or the batch size, or "
+        f"At most {fits} batch(es) fit: lower num_workers x prefetch_factor, or the batch size, or "
         "enlarge /dev/shm."
         if fits >= 1
         else "Not even one batch fits: use num_workers=0, smaller batches, or enlarge /dev/shm."
@@ -216,9 +234,19 @@ def shared_memory_rule(seen: Preflight) -> Finding | None:
 def descriptors_rule(seen: Preflight) -> Finding | None:
     """Tensors in flight against the limit of open files."""
     limit, batch = seen.machine.open_files_limit, seen.batch
-    if limit is None or batch is None or not seen.settings.num_workers:
+    if limit is None or not seen.settings.num_workers or _sharing_strategy() != "file_descriptor":
         return None
-    if _sharing_strategy() != "file_descriptor":
+    if (kept := _kept_tensors(seen)) > FEW_DESCRIPTORS_SHARE * limit:
+        return finding(
+            "file-descriptors-short",
+            f"The data set holds {kept} tensors, which need a file descriptor each to be shared "
+            f"with workers; the limit is {limit}.",
+            {"descriptors_needed": kept, "open_files_limit": limit},
+            severity="critical" if kept > limit else "warning",
+            advice="Pack them into one tensor (torch.stack, or one long tensor with offsets), which "
+            "needs one descriptor.",
+        )
+    if batch is None:
         return None
     in_flight = seen.settings.queued_batches + seen.live_queued_batches + RETAINED_BATCHES
     need = in_flight * batch.tensors
@@ -235,6 +263,11 @@ def descriptors_rule(seen: Preflight) -> Finding | None:
         },
         severity="critical" if need > limit else "warning",
     )
+
+
+def _kept_tensors(seen: Preflight) -> int:
+    """Tensors of the data set that are shared with workers one by one: not with forked ones."""
+    return seen.probes[0].tensors if _pickles(seen) and seen.probes else 0
 
 
 def _sharing_strategy() -> str:
@@ -254,7 +287,7 @@ def prefetch_rule(seen: Preflight) -> Finding | None:
     return finding(
         "prefetch-memory",
         f"{seen.settings.queued_batches} batches prepared ahead take {format_bytes(need)}, "
-        f"{need / available:.0%} of the free memory.",
+        f"{format_share(need / available)} of the free memory.",
         {
             "queue_bytes": need,
             "available_memory_bytes": available,
@@ -291,9 +324,9 @@ def copy_on_write_rule(seen: Preflight) -> Finding | None:
 
 def uneven_rule(seen: Preflight) -> Finding | None:
     """Samples that cannot be stacked."""
-    if seen.uneven is None:
+    if seen.peek.uneven is None:
         return None
-    path, shapes = seen.uneven
+    path, shapes = seen.peek.uneven
     return finding(
         "uneven-shapes",
         f"{path} has different shapes in different samples: {', '.join(shapes)}.",
@@ -322,7 +355,7 @@ def no_batch_rule(seen: Preflight) -> Finding | None:
     size = loader.batch_size
     if size is None or isinstance(loader.dataset, IterableDataset) or not loader.drop_last:
         return None
-    count = length_of(loader.sampler)
+    count = seen.peek.epoch_samples
     if count is None or count >= size:
         return None
     advice = "Use a smaller batch, or drop_last=False."
@@ -340,11 +373,14 @@ def no_batch_rule(seen: Preflight) -> Finding | None:
 
 def stale_epoch_rule(seen: Preflight) -> Finding | None:
     """A data set that is told the epoch, in workers that keep an old copy of it."""
-    if not hasattr(seen.loader.dataset, "set_epoch") or not seen.settings.persistent_workers:
+    kind = type(seen.loader.dataset)
+    if not hasattr(kind, "set_epoch") or not seen.settings.persistent_workers:
+        return None
+    if seen.shares_state or seen.epochs == 1:
         return None
     return finding(
         "epoch-not-set",
-        f"{type(seen.loader.dataset).__name__} is told the epoch by set_epoch, but persistent "
+        f"{kind.__name__} is told the epoch by set_epoch, but persistent "
         "workers keep the copy they started with and never hear of it.",
         {"persistent_workers": True, "epochs": seen.epochs},
         advice="Keep the epoch in shared memory (torch.tensor(0).share_memory_() or "

@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 from dataloading.batches import batch_bytes, clone_batch, count_tensors
-from dataloading.results import Result, format_bytes, format_seconds
+from dataloading.results import Result, format_bytes, format_seconds, format_share
 from dataloading.settings import check_int
 from dataloading.thread_counters import read_counters
 from dataloading.watchdog import (
@@ -124,7 +124,7 @@ class SampleProfile(Result):
     def rows(self) -> list[tuple[str, Any]]:
         """Each stage, then the batch."""
         stages = [
-            (stage, f"{format_seconds(wall_s)} ({share:.0%})")
+            (stage, f"{format_seconds(wall_s)} ({format_share(share)})")
             for stage, wall_s, share in self.stages[["stage", "wall_s", "share"]]
             .to_numpy()
             .tolist()
@@ -142,8 +142,8 @@ class SampleProfile(Result):
         stage, share = self.top_stage
         return (
             f"{format_seconds(self.sample_wall_s)} a sample "
-            f"(CPU busy {self.sample_cpu_s / max(self.sample_wall_s, 1e-12):.0%}), "
-            f"most of it {stage} ({share:.0%}), over {self.samples} samples"
+            f"(CPU busy {format_share(self.sample_cpu_s / max(self.sample_wall_s, 1e-12))}), "
+            f"most of it {stage} ({format_share(share)}), over {self.samples} samples"
         )
 
     def plot(self, ax: Any = None) -> Any:

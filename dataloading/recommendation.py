@@ -17,7 +17,7 @@ from dataloading.model import (
     resource_needs,
     step_bounds,
 )
-from dataloading.results import Result, format_bytes, format_value
+from dataloading.results import Result, format_bytes, format_share, format_value
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
 from dataloading.setup_rules import pins_memory
 from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
@@ -178,7 +178,7 @@ def _why_workers(
     bound = f"; the CPUs carry {cap}" if number < needed else ""
     return (
         f"a batch takes {costs.batch_s / max(step_s, 1e-9):.1f} train steps to prepare{bound}; "
-        f"CPU busy {costs.cpu_share:.0%} of that"
+        f"CPU busy {format_share(costs.cpu_share)} of that"
     )
 
 
@@ -269,9 +269,9 @@ def over_budget(
     for name, free, what in budgets:
         if free is not None and needs[name] > fraction * free:
             return (
-                f"needs {format_bytes(needs[name])} of {what}, and {fraction:.0%} of what is free is "
+                f"needs {format_bytes(needs[name])} of {what}, and {format_share(fraction)} of what is free is "
                 f"{format_bytes(fraction * free)}"
-            ).replace("% of what", " % of what")
+            )
     limit = machine.open_files_limit
     if limit is not None and needs["open_files"] > fraction * limit:
         return f"needs {needs['open_files']} open files, and the limit is {limit}"

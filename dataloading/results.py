@@ -103,10 +103,20 @@ def format_value(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return format_bytes(value)
     if name.endswith("_share"):
-        return f"{value:.0%}".replace("%", " %")
+        return format_share(value)
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def format_share(share: float, digits: int = 0) -> str:
+    """A share in percent, with a space before the sign.
+
+    Example:
+        >>> format_share(0.8), format_share(0.032, 1)
+        ('80 %', '3.2 %')
+    """
+    return f"{share * 100:.{digits}f} %"
 
 
 def format_seconds(seconds: float) -> str:

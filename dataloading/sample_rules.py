@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from dataloading.codes import SEVERITIES, Finding, finding
+from dataloading.deliveries import Played, sampler_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dataloading.audit import Delivery
     from dataloading.randomness import RepeatedRandomness
 
 NEARLY_ALL = 0.9  # a rank that gets nine tenths of what another gets has no share of its own
+SMALL_LOSS = 0.1  # of the samples: what drop_last may cost with many workers without a warning
 
 
 def judge_samples(
     loaders: list[DataLoader],
-    deliveries: list[Delivery],
+    played: Played,
     counts: pd.DataFrame,
-    population: Counter[Hashable],
     randomness: RepeatedRandomness | None,
 ) -> tuple[Finding, ...]:
     """Judge what the ranks got; the most severe finding comes first."""
+    population = int(played.expected.sum())
+    padding = _padding(loaders, counts, population)
     found = [
-        _duplicates(loaders, counts, population),
-        _overlap(loaders, counts),
+        _duplicates(loaders, counts),
+        padding or _overlap(loaders, counts),
         _missing(loaders, counts, population),
-        _same_order(loaders, deliveries),
+        _same_order(played),
         _random_numbers(randomness),
     ]
     known = [f for f in found if f is not None]
@@ -39,75 +39,106 @@ def judge_samples(
     return tuple(known)
 
 
-def _first_epoch(counts: pd.DataFrame) -> pd.DataFrame:
-    return counts[counts["epoch"] == counts["epoch"].min()]
+def _worst(counts: pd.DataFrame, column: str) -> dict[str, Any]:
+    """The row of the epoch and rank with most in a column."""
+    rows: list[Any] = counts.to_dict(orient="records")
+    return max(rows, key=lambda row: row[column])
 
 
-def _duplicates(
-    loaders: list[DataLoader], counts: pd.DataFrame, population: Counter[Hashable]
-) -> Finding | None:
+def _on_purpose(loader: DataLoader) -> str | None:
+    """Why a sampler repeats samples or leaves some out; None where it was not told to."""
+    sampler = sampler_of(loader)
+    if getattr(sampler, "replacement", False):
+        return f"{type(sampler).__name__} draws with replacement"
+    source = getattr(sampler, "data_source", getattr(sampler, "weights", None))
+    draws = getattr(sampler, "num_samples", None)
+    if source is not None and draws is not None and draws != len(source):
+        return f"{type(sampler).__name__} was told to draw {draws}"
+    return None
+
+
+def _duplicates(loaders: list[DataLoader], counts: pd.DataFrame) -> Finding | None:
     """A rank gets samples more than once in an epoch."""
-    rank = _first_epoch(counts).sort_values("repeated").iloc[-1]
-    repeated, delivered = int(rank["repeated"]), int(rank["delivered"])
+    row = _worst(counts, "repeated")
+    delivered, repeated = row["delivered"], row["repeated"]
     if repeated == 0:
         return None
-    loader = loaders[int(rank["rank"])]
+    loader = loaders[row["rank"]]
+    factor = delivered / (delivered - repeated)
     evidence = {
         "delivered": delivered,
-        "unique": int(rank["unique"]),
+        "unique": row["unique"],
         "repeated": repeated,
-        "factor": delivered / max(1, int(rank["unique"])),
-        "rank": int(rank["rank"]),
+        "factor": factor,
+        "rank": row["rank"],
         "num_workers": loader.num_workers,
     }
     if isinstance(loader.dataset, IterableDataset):
+        copies = loader.num_workers > 1 and factor > NEARLY_ALL * loader.num_workers
         return finding(
             "duplicate-samples",
-            f"{delivered} samples come in an epoch, though there are {int(rank['unique'])} "
-            f"different ones: each of the {loader.num_workers} workers goes through all of them.",
+            f"{delivered} samples come in an epoch, though there are {delivered - repeated}: "
+            + (
+                f"each of the {loader.num_workers} workers goes through all of them."
+                if copies
+                else f"the shares of the {loader.num_workers} worker(s) overlap."
+            ),
             evidence,
             severity="critical",
             advice="Give each worker its share in __iter__: with info = get_worker_info(), yield "
             "every info.num_workers-th sample, beginning with number info.id.",
         )
-    sampler = loader.sampler
-    if isinstance(sampler, DistributedSampler) and repeated < sampler.num_replicas:
-        return finding(
-            "duplicate-samples",
-            f"{repeated} sample(s) are repeated to give every rank the same number.",
-            evidence,
-            severity="info",
-            advice="For exact evaluation use a sampler without padding.",
-        )
-    replaces = bool(getattr(sampler, "replacement", False))
+    purpose = _on_purpose(loader)
     return finding(
         "duplicate-samples",
-        f"{repeated} of {delivered} deliveries in an epoch repeat a sample.",
-        evidence,
-        severity="info" if replaces else "warning",
-        advice="The sampler draws with replacement; that is fine if it is meant."
-        if replaces
-        else None,
+        f"{repeated} of {delivered} deliveries in an epoch repeat a sample"
+        + (f": {purpose}." if purpose else "."),
+        evidence | {"sampler": type(sampler_of(loader)).__name__},
+        severity="info" if purpose else "warning",
+        advice="This is fine if it is meant."
+        if purpose
+        else f"Mend {type(sampler_of(loader)).__name__}, unless it is meant to repeat samples.",
+    )
+
+
+def _padding(loaders: list[DataLoader], counts: pd.DataFrame, population: int) -> Finding | None:
+    """Samples are repeated just so that every rank gets the same number."""
+    if any(isinstance(loader.dataset, IterableDataset) for loader in loaders):
+        return None
+    plain = all(type(loader.batch_sampler) in (BatchSampler, type(None)) for loader in loaders)
+    unit = 1 if plain else counts["delivered"].max() / max(1, counts["batches"].max())
+    extra = 0
+    for _, epoch in counts.groupby("epoch"):
+        extra = int(epoch["delivered"].sum()) - population
+        even = epoch["delivered"].nunique() == 1 and (epoch["missing"] == 0).all()
+        if not even or not 0 < extra < len(loaders) * unit:
+            return None
+    return finding(
+        "duplicate-samples",
+        f"{extra} sample(s) come twice in an epoch, to give each of the {len(loaders)} ranks the "
+        "same number.",
+        {"repeated": extra, "samples": population, "ranks": len(loaders)},
+        severity="info",
+        advice="For exact evaluation use a sampler without padding.",
     )
 
 
 def _overlap(loaders: list[DataLoader], counts: pd.DataFrame) -> Finding | None:
     """Ranks get the same samples."""
-    if len(loaders) < 2:
-        return None
-    rank = _first_epoch(counts).sort_values("shared").iloc[-1]
-    shared, unique = int(rank["shared"]), int(rank["unique"])
-    padding = sum(1 for loader in loaders if isinstance(loader.sampler, DistributedSampler))
-    if shared == 0 or shared < padding:
+    row = _worst(counts, "shared")
+    shared, unique, sampler = row["shared"], row["unique"], sampler_of(loaders[row["rank"]])
+    if shared == 0:
         return None
     evidence = {
         "shared": shared,
         "unique": unique,
-        "shared_share": shared / max(1, unique),
+        "shared_share": shared / unique,
+        "epoch": row["epoch"],
         "ranks": len(loaders),
         "threshold_share": NEARLY_ALL,
     }
-    if shared >= NEARLY_ALL * unique and not isinstance(loaders[0].sampler, DistributedSampler):
+    shares_out = hasattr(sampler, "num_replicas")
+    if shared >= NEARLY_ALL * unique and not shares_out:
         return finding(
             "missing-distributed-sampler",
             f"Every rank goes through the same samples ({shared} of {unique} are shared).",
@@ -115,95 +146,103 @@ def _overlap(loaders: list[DataLoader], counts: pd.DataFrame) -> Finding | None:
             severity="critical",
             expected_gain=float(len(loaders)),
         )
+    message = f"{shared} of the {unique} samples of rank {row['rank']} go to another rank too."
+    if purpose := _on_purpose(loaders[row["rank"]]):
+        return finding(
+            "sample-overlap",
+            f"{message[:-1]}: {purpose}, on each rank by itself.",
+            evidence,
+            advice="This is fine if it is meant. For ranks that share nothing, draw with one seed on "
+            "all of them and give each rank its part of the draws.",
+        )
     return finding(
         "sample-overlap",
-        f"{shared} of the {unique} samples of rank {int(rank['rank'])} go to another rank too.",
+        message,
         evidence,
         severity="critical",
+        advice="Give each rank's sampler its own rank= and the number of ranks, the same seed, and "
+        "the same epoch."
+        if shares_out
+        else None,
     )
 
 
-def _missing(
-    loaders: list[DataLoader], counts: pd.DataFrame, population: Counter[Hashable]
-) -> Finding | None:
+def _missing(loaders: list[DataLoader], counts: pd.DataFrame, population: int) -> Finding | None:
     """No rank gets some of the samples."""
-    first = _first_epoch(counts)
-    missing = int(first["missing"].iloc[0])
-    if missing == 0:
+    if counts["missing"].isna().any() or not counts["missing"].any():
         return None
-    total = sum(population.values())
-    drops = any(_drops_last(loader) for loader in loaders)
+    worst = counts[counts["epoch"] == _worst(counts, "missing")["epoch"]]
+    missing = int(worst["missing"].iloc[0])
+    drops = any(map(_drops_last, loaders))
     evidence: dict[str, Any] = {
         "missing": missing,
-        "samples": total,
-        "missing_share": missing / max(1, total),
-        "batches": int(first["batches"].sum()),
+        "samples": population,
+        "missing_share": missing / population,
+        "batches": int(worst["batches"].sum()),
         "drop_last": drops,
         "ranks": len(loaders),
     }
-    if int(first["batches"].min()) == 0:
+    if drops and worst["batches"].min() == 0:
         return finding(
             "dropped-samples",
             f"A rank gets no batch at all: its samples do not fill one, and drop_last drops them "
-            f"({missing} of {total} samples are lost).",
+            f"({missing} of {population} samples are lost).",
             evidence,
             severity="critical",
             advice="Use a smaller batch, fewer ranks or workers, or drop_last=False.",
         )
-    size = max((loader.batch_size or 1) for loader in loaders)
-    makers = sum(
-        max(1, loader.num_workers) if isinstance(loader.dataset, IterableDataset) else 1
+    if purposes := list(filter(None, map(_on_purpose, loaders))):
+        return finding(
+            "dropped-samples",
+            f"{missing} of {population} samples are in no batch of an epoch: {purposes[0]}.",
+            evidence,
+            severity="info",
+            advice="This is fine if it is meant.",
+        )
+    sizes = [getattr(loader.batch_sampler, "batch_size", None) or 1 for loader in loaders]
+    makers = [
+        loader.num_workers if isinstance(loader.dataset, IterableDataset) else 1
         for loader in loaders
-    )
-    expected = drops and missing < size * makers
+    ]
+    most = sum(size * max(1, own) for size, own in zip(sizes, makers, strict=True))
+    if drops and missing < most:
+        small = max(makers) <= 1 or missing <= SMALL_LOSS * population
+        return finding(
+            "dropped-samples",
+            f"{missing} of {population} samples are in no batch of an epoch because drop_last drops "
+            "what does not fill one.",
+            evidence,
+            severity="info" if small else "warning",
+        )
     return finding(
         "dropped-samples",
-        f"{missing} of {total} samples are in no batch of an epoch"
-        + (" because drop_last drops what does not fill one." if expected else "."),
+        f"{missing} of {population} samples are in no batch of an epoch.",
         evidence,
-        severity="info" if expected and missing <= 0.1 * total else "warning",
-        advice=None
-        if expected
-        else "Check that the data is not divided twice (by the data set and by the sampler), and "
+        advice="Check that the data is not divided twice (by the data set and by the sampler), and "
         "that the sampler goes through all of it.",
     )
 
 
 def _drops_last(loader: DataLoader) -> bool:
-    return bool(loader.drop_last or getattr(loader.sampler, "drop_last", False))
+    owners = (loader, loader.batch_sampler, sampler_of(loader))
+    return any(getattr(owner, "drop_last", False) for owner in owners)
 
 
-def _same_order(loaders: list[DataLoader], deliveries: list[Delivery]) -> Finding | None:
-    """A sampler that shuffles by epoch gives the same order again."""
-    loader = loaders[0]
-    by_epoch = [one.ids for one in deliveries if one.rank == 0]
-    if len(by_epoch) < 2 or len(by_epoch[0]) < 2:
+def _same_order(played: Played) -> Finding | None:
+    """What shuffles by epoch gives the same order again."""
+    if played.untold is None:
         return None
-    owner = next(
-        (
-            o
-            for o in (loader.sampler, loader.batch_sampler, loader.dataset)
-            if hasattr(o, "set_epoch")
-        ),
-        None,
-    )
-    if owner is None or not getattr(owner, "shuffle", True):
-        return None
-    if isinstance(loader.dataset, IterableDataset) and owner is not loader.dataset:
-        return None
-    same = sum(1 for ids in by_epoch[1:] if ids == by_epoch[0])
-    if same == 0:
-        return None
+    epochs = [one for one in played.deliveries if one.rank == 0]
     return finding(
         "epoch-not-set",
-        f"All epochs deliver the samples in the same shuffled order: {type(owner).__name__} was not "
-        "told the epoch.",
-        {"epochs": len(by_epoch), "equal_epochs": same + 1, "samples": len(by_epoch[0])},
+        f"All epochs deliver the samples in the same shuffled order: {played.untold} was not told "
+        "the epoch.",
+        {"epochs": len(epochs), "equal_epochs": len(epochs), "samples": len(epochs[0].samples)},
     )
 
 
 def _random_numbers(randomness: RepeatedRandomness | None) -> Finding | None:
-    """Random numbers repeat between workers or epochs."""
+    """Random numbers repeat between workers, epochs or ranks."""
     if randomness is None:
         return None
     where = []
@@ -211,12 +250,18 @@ def _random_numbers(randomness: RepeatedRandomness | None) -> Finding | None:
         where.append(f"workers {randomness.workers[0][0]} and {randomness.workers[0][1]}")
     if randomness.epochs:
         where.append("the first and the second epoch")
+    if randomness.ranks:
+        where.append("ranks 0 and 1")
+    within_rank = bool(randomness.workers or randomness.epochs)
     return finding(
         "repeated-random-numbers",
         f"The random numbers in samples are the same in {' and in '.join(where)}.",
         {
             "equal_worker_pairs": len(randomness.workers),
             "equal_epochs": randomness.epochs,
+            "equal_ranks": randomness.ranks,
             "draws": randomness.draws,
         },
+        severity="warning" if within_rank else "info",
+        advice=None if within_rank else "Add the rank to the seed of each rank.",
     )

@@ -8,18 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch.utils.data import DataLoader
 
 from dataloading.borrowing import borrowed
 from dataloading.codes import Finding, finding
 from dataloading.progress import time_bar
 from dataloading.results import Result
+from dataloading.settings import rebuild_dataloader
 from dataloading.timing import TrainStep
 from dataloading.train_steps import state_kept
-from dataloading.watchdog import ProbeTimeout, close_iterator, time_limit
+from dataloading.watchdog import (
+    ProbeTimeout,
+    close_iterator,
+    loader_warnings_hidden,
+    open_iterator,
+    time_limit,
+)
 
 FEWEST_SIZES = 5  # fewer points give no interval for a slope
 SUPERLINEAR = 1.1  # an exponent is called superlinear when its whole interval lies above this
 CONFIDENCE = 0.95
+FEWEST_BATCHES = 10  # per worker: with fewer, starting and ending them would be what is timed
 MOST_ROUNDS = 5  # the sizes are gone through so often at most, up and down in turn
 OVERRUN_S = 10.0  # a single epoch may run past the budget by this much before it is stopped
 
@@ -66,6 +75,7 @@ def measure_scaling(
     *,
     train_step: TrainStep | None = None,
     seconds: float = 20.0,
+    progress: bool = True,
 ) -> ScalingFit:
     """Measure how the time of an epoch grows with the number of samples.
 
@@ -74,6 +84,7 @@ def measure_scaling(
         sizes: Data-set sizes, best five or more, each about twice the one before.
         train_step: Called with each batch; None measures loading alone.
         seconds: Time budget. Every size is measured at least once.
+        progress: Show a progress bar.
 
     Returns:
         A `ScalingFit`.
@@ -83,7 +94,7 @@ def measure_scaling(
         ProbeTimeout: The sizes could not be gone through once.
 
     Example:
-        >>> fit = measure_scaling(lambda n: [[0] * 10] * (n // 10), [100, 200, 400], seconds=0.2)
+        >>> fit = measure_scaling(lambda n: [[0] * 10] * (n // 10), [100, 200, 400], seconds=0.2, progress=False)
         >>> fit.sizes.tolist()
         [100, 200, 400]
 
@@ -95,17 +106,19 @@ def measure_scaling(
     times: dict[int, list[float]] = {size: [] for size in wanted}
     notes = []
     begun = time.perf_counter()
-    doing = ["Starting"]
+    doing = "Starting"
     with (
+        loader_warnings_hidden(),
         state_kept(train_step),
-        time_bar(seconds, "Measuring growth", True) as bar,
+        time_bar(seconds, "Measuring growth", progress) as bar,
     ):
         try:
-            with time_limit(seconds + OVERRUN_S, lambda: doing[0]):
+            with time_limit(seconds + OVERRUN_S, lambda: doing):
+                here = _too_short_for_workers(make_dataloader(wanted[0]))
                 for number in range(MOST_ROUNDS):
                     for size in wanted if number % 2 == 0 else reversed(wanted):
-                        doing[0] = f"An epoch of {size} samples"
-                        times[size].append(_epoch_s(make_dataloader(size), train_step))
+                        doing = f"An epoch of {size} samples"
+                        times[size].append(_epoch_s(make_dataloader(size), train_step, here))
                         bar.update()
                     spent = time.perf_counter() - begun
                     if spent * (number + 2) / (number + 1) > seconds:
@@ -114,31 +127,49 @@ def measure_scaling(
             if not all(times.values()):
                 raise
             notes.append(str(error))
+    if here:
+        notes.append("Measured without workers: the smallest set has too few batches to time them")
     medians = np.array([float(np.median(times[size])) for size in wanted])
     return fit_growth(np.array(wanted), medians, notes)
 
 
-def _epoch_s(dataloader: Iterable[Any], train_step: TrainStep | None) -> float:
-    """Seconds from the first to the last batch of an epoch, stretched to all batches."""
+def _too_short_for_workers(dataloader: Any) -> bool:
+    """Whether start and end of the workers would be most of an epoch of the smallest set."""
+    workers = getattr(dataloader, "num_workers", 0)
+    if not isinstance(dataloader, DataLoader) or workers == 0:
+        return False
+    try:
+        return len(dataloader) < FEWEST_BATCHES * workers
+    except TypeError:  # an iterable data set without a length
+        return False
+
+
+def _epoch_s(dataloader: Iterable[Any], train_step: TrainStep | None, here: bool) -> float:
+    """Seconds from the first to the last batch of an epoch, stretched to all batches.
+
+    The workers begin together: when the first batch comes, each is done with about one.
+    """
     with borrowed(dataloader) as lent:
-        iterator = iter(lent.loader)
+        loader, workers = lent.loader, lent.settings.num_workers if lent.settings else 0
+        if here and type(loader).__init__ is DataLoader.__init__:
+            loader, workers = rebuild_dataloader(loader, lent.settings.changed(num_workers=0)), 0
+        batches = 0
+        started = ended = time.perf_counter()
+        iterator = open_iterator(loader)
         try:
-            batches = 0
-            started = time.perf_counter()
             for batch in iterator:
-                if batches == 0 and lent.queued_batches:
+                if batches == 0 and workers:
                     started = time.perf_counter()  # workers are up
                 if train_step is not None:
                     train_step(batch)
                 batches += 1
-            elapsed = time.perf_counter() - started
+                ended = time.perf_counter()  # before the workers are shut down
         finally:
-            if iterator is not getattr(lent.loader, "_iterator", None):
+            if iterator is not getattr(loader, "_iterator", None):
                 close_iterator(iterator)
     if batches == 0:
         raise ValueError("make_dataloader gave a loader that delivers no batch.")
-    counted = batches - 1 if lent.queued_batches and batches > 1 else batches
-    return elapsed * batches / counted
+    return (ended - started) * batches / (batches - workers if batches > workers else batches)
 
 
 def fit_growth(

@@ -9,7 +9,7 @@ from dataloading.evidence import FEWEST_STEPS, Evidence
 from dataloading.machine import Machine
 from dataloading.model import step_bounds
 from dataloading.profiling import DECODE, READ
-from dataloading.results import format_seconds, format_value
+from dataloading.results import format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
 from dataloading.verdict import DATA_BOUND_SHARE, HOST_SHARE, QUIET_SHARE, host_share, judge
 from dataloading.workers import best_workers
@@ -55,7 +55,7 @@ def compute_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     share = evidence.wait_share or 0.0
     return finding(
         "compute",
-        f"Training waits for data {share:.1%} of the time: the loader is not the problem.{extra}",
+        f"Training waits for data {format_share(share, 1)} of the time: the loader is not the problem.{extra}",
         {
             "wait_share": evidence.wait_share,
             "threshold_wait_share": QUIET_SHARE,
@@ -73,8 +73,8 @@ def host_work_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     return finding(
         "host-work",
-        f"Other work of the training process takes {share:.1%} of the time, "
-        f"waiting for data {evidence.wait_share or 0.0:.1%}.",
+        f"Other work of the training process takes {format_share(share, 1)} of the time, "
+        f"waiting for data {format_share(evidence.wait_share or 0.0, 1)}.",
         {
             "other_share": evidence.other_share,
             "spike_share": evidence.spike_share,
@@ -138,7 +138,7 @@ def cpu_bound_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     if costs.cpu_share < MOST_OF_IT or cpu_s < step_s or _dominant_part(evidence) is not None:
         return None
     stage, share = evidence.top_stage, evidence.top_stage_share
-    most = f"; most of it is {stage} ({share:.0%})" if stage and share else ""
+    most = f"; most of it is {stage} ({format_share(share)})" if stage and share else ""
     return finding(
         "cpu-bound",
         f"A batch needs {format_seconds(costs.cpu_s + costs.send_s)} of CPU work, and "
@@ -248,7 +248,7 @@ def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     return finding(
         "epoch-startup",
         f"Each epoch of {steps} batches begins with {format_seconds(restart)} of waiting; "
-        f"{format_seconds(avoidable)} of it, {share:.0%} of the epoch, is not the first batch's work.",
+        f"{format_seconds(avoidable)} of it, {format_share(share)} of the epoch, is not the first batch's work.",
         {
             "epoch_restart_s": restart,
             "first_batch_s": first_batch,

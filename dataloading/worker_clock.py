@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from dataloading.file_opens import OpenCounter
 from dataloading.progress_notes import Progress
-from dataloading.results import Result, format_seconds
+from dataloading.results import Result, format_seconds, format_share
 from dataloading.settings import LoaderSettings, rebuild_dataloader
 from dataloading.thread_counters import read_counters
 from dataloading.watchdog import ProbeTimeout
@@ -338,7 +338,7 @@ class WorkerCosts(Result):
         """One line."""
         return (
             f"{format_seconds(self.fetch_s)} to fetch and {format_seconds(self.collate_s)} to "
-            f"collate a batch of {self.samples:.0f}, CPU busy {self.cpu_share:.0%} of it"
+            f"collate a batch of {self.samples:.0f}, CPU busy {format_share(self.cpu_share)} of it"
         )
 
 

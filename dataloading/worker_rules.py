@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataloading.codes import Finding, finding
 from dataloading.evidence import Evidence
 from dataloading.machine import Machine
-from dataloading.results import format_seconds
+from dataloading.results import format_seconds, format_share
 from dataloading.time_rules import (
     LARGE_GAIN,
     MOST_OF_IT,
@@ -45,7 +45,7 @@ def thread_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     return finding(
         "thread-oversubscription",
         f"Each of {evidence.num_workers} workers runs {threads} threads on "
-        f"{machine.cpus_per_rank} usable CPUs; those that do not load use the CPU for {extra:.0%} of "
+        f"{machine.cpus_per_rank} usable CPUs; those that do not load use the CPU for {format_share(extra)} of "
         "its time.",
         {
             "worker_threads": threads,
@@ -100,7 +100,7 @@ def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     return finding(
         "straggler",
-        f"The slowest batches take {factor:.1f} times the median, and during {blocked:.0%} of the "
+        f"The slowest batches take {factor:.1f} times the median, and during {format_share(blocked)} of the "
         "waiting a later batch was ready.",
         {
             "slow_batch_factor": factor,
@@ -185,8 +185,8 @@ def cold_storage_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     return finding(
         "cold-storage",
-        f"The first pass waited {factor:.1f} times as long as the rest: {first:.0%} of its bytes "
-        f"came from storage, later {later:.0%}.",
+        f"The first pass waited {factor:.1f} times as long as the rest: {format_share(first)} of its bytes "
+        f"came from storage, later {format_share(later)}.",
         {
             "first_storage_share": first,
             "storage_share": later,
@@ -206,8 +206,8 @@ def storage_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     return finding(
         "storage-bound",
-        f"{share:.0%} of the bytes read come from storage, not from the page cache, and samples "
-        f"wait {1 - costs.cpu_share:.0%} of their time.",
+        f"{format_share(share)} of the bytes read come from storage, not from the page cache, and samples "
+        f"wait {format_share(1 - costs.cpu_share)} of their time.",
         {
             "storage_share": share,
             "threshold_share": FROM_STORAGE,
@@ -230,7 +230,7 @@ def small_files_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     return finding(
         "small-files",
-        f"A sample opens {opens:.1f} files, which takes {share:.0%} of its time.",
+        f"A sample opens {opens:.1f} files, which takes {format_share(share)} of its time.",
         {
             "opens_per_sample": opens,
             "open_share": share,
@@ -251,7 +251,7 @@ def copy_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     gain = 1 / (1 - share) if share < 1 else None
     return finding(
         "host-to-device",
-        f"Copying batches to the device takes {share:.0%} of the time.",
+        f"Copying batches to the device takes {format_share(share)} of the time.",
         {
             "transfer_share": share,
             "threshold_share": COPY_SHARE,

@@ -186,7 +186,7 @@ def test_cpu_bound_names_the_dearest_stage():
     evidence, machine = FAULTS["cpu-bound"]
     evidence = replace(evidence, top_stage="decode", top_stage_share=0.75)
     first = diagnose(evidence, machine).findings[0]
-    assert "decode (75%)" in first.message
+    assert "decode (75 %)" in first.message
     assert "reduced size" in first.advice
     assert first.evidence["rate_if_that_were_free"] == pytest.approx(4.0)
 
