@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataloading.object_graph import is_a
+
 STANDARD_STREAMS = 3  # descriptors 0 to 2: shared by every child on purpose
 MANY_OBJECTS = 100_000  # fewer Python objects than this cost each worker little
 ACCELERATORS = ("cuda", "xpu", "mps", "hpu", "npu")
@@ -59,9 +61,9 @@ def handles_among(things: list[tuple[str, Any]]) -> Iterator[Handle]:
 
 
 def _kind_of_handle(thing: Any) -> str | None:
-    if isinstance(thing, io.IOBase):
+    if is_a(thing, io.IOBase):
         return None if thing.closed or not _has_own_descriptor(thing) else "open file"
-    if isinstance(thing, socket.socket):
+    if is_a(thing, socket.socket):
         return "socket" if thing.fileno() >= 0 else None
     kind = type(thing)
     known = HANDLE_MODULES.get(str(kind.__module__).split(".")[0])
@@ -88,14 +90,14 @@ def _is_closed(archive: Any) -> bool:
 
 def is_on_accelerator(thing: Any) -> bool:
     """Whether a tensor lives on an accelerator."""
-    return isinstance(thing, torch.Tensor) and thing.device.type in ACCELERATORS
+    return is_a(thing, torch.Tensor) and thing.device.type in ACCELERATORS
 
 
 def shares_state(things: list[tuple[str, Any]]) -> bool:
     """Whether there is memory that running workers see change: how a data set learns the epoch."""
     return any(
-        isinstance(thing, sharedctypes.SynchronizedBase)
-        or (isinstance(thing, torch.Tensor) and thing.device.type == "cpu" and thing.is_shared())
+        is_a(thing, sharedctypes.SynchronizedBase)
+        or (is_a(thing, torch.Tensor) and thing.device.type == "cpu" and thing.is_shared())
         for _, thing in things
     )
 
@@ -123,9 +125,9 @@ def most_objects(things: list[tuple[str, Any]]) -> tuple[str, int] | None:
 
 def _objects_in(thing: Any) -> tuple[str, int]:
     """Where below a container its Python objects are, and how many."""
-    if isinstance(thing, list | tuple | dict | set | frozenset):
+    if is_a(thing, list | tuple | dict | set | frozenset):
         return "", len(thing) * _objects_per_item(thing)
-    if isinstance(thing, np.ndarray):
+    if is_a(thing, np.ndarray):
         return "", thing.size if thing.dtype == object else 0
     if str(type(thing).__module__).split(".")[0] != "pandas":
         return "", 0
@@ -137,8 +139,8 @@ def _objects_in(thing: Any) -> tuple[str, int]:
 
 
 def _objects_per_item(thing: Any) -> int:
-    first = next(iter(dict.values(thing) if isinstance(thing, dict) else thing), None)
-    return 1 + (len(first) if isinstance(first, list | tuple | dict) else 0)
+    first: Any = next(iter(dict.values(thing) if is_a(thing, dict) else thing), None)
+    return 1 + (len(first) if is_a(first, list | tuple | dict) else 0)
 
 
 def _is_of_objects(dtype: Any) -> bool:
@@ -153,19 +155,19 @@ def generators_kept(things: list[tuple[str, Any]]) -> Iterator[None]:
     """Put the random generators that a data set holds back as they were."""
     kept: list[tuple[Any, Any]] = []
     for _, thing in things:
-        if isinstance(thing, np.random.Generator):
+        if is_a(thing, np.random.Generator):
             kept.append((thing, thing.bit_generator.state))
-        elif isinstance(thing, np.random.RandomState | torch.Generator):
+        elif is_a(thing, np.random.RandomState | torch.Generator):
             kept.append((thing, thing.get_state()))
-        elif isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):
+        elif is_a(thing, random.Random) and not is_a(thing, random.SystemRandom):
             kept.append((thing, thing.getstate()))
     try:
         yield
     finally:
         for thing, state in kept:
-            if isinstance(thing, np.random.Generator):
+            if is_a(thing, np.random.Generator):
                 thing.bit_generator.state = state
-            elif isinstance(thing, random.Random):
+            elif is_a(thing, random.Random):
                 thing.setstate(state)
             else:
                 thing.set_state(state)

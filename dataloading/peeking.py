@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from dataloading.batches import batch_bytes, count_tensors
 from dataloading.held_things import Handle, handles_among, is_on_accelerator
-from dataloading.object_graph import MOST_ITEMS, walk
+from dataloading.object_graph import MOST_ITEMS, is_a, walk
 from dataloading.pickling import SHARED_BY_SYSTEM
 from dataloading.profiling import StageClock, with_clocks
 from dataloading.watchdog import ProbeTimeout, one_thread, time_limit
@@ -79,7 +79,7 @@ def peek(dataloader: DataLoader, held: list[tuple[str, Any]]) -> Peek:
         before = {id(thing) for _, thing in _look(trial)}
         count = _guarded(lambda: len(trial))
         opened = [h for h in handles_among(_look(trial)) if id(h.thing) not in before]
-        samples = [] if isinstance(trial, IterableDataset) else _fetch(trial, count or 0)
+        samples = [] if is_a(trial, IterableDataset) else _fetch(trial, count or 0)
         seen = _judge(dataloader, samples) if samples else Peek()
         return Peek(
             epoch_samples=_epoch_samples(dataloader, count),
@@ -117,12 +117,12 @@ def _deep_copy(dataset: Any, held: list[tuple[str, Any]]) -> Any:
         return None  # dropping the copy would put away what the original still needs
     shared = {id(h.thing): h.thing for h in handles_among(held)}
     for _, thing in held:
-        large = isinstance(thing, list | tuple | dict | set) and len(thing) > MOST_ITEMS
+        large = is_a(thing, list | tuple | dict | set) and len(thing) > MOST_ITEMS
         array = hasattr(type(thing), "__array__")
         if (
             large
             or array
-            or isinstance(thing, SHARED_WITH_COPY)
+            or is_a(thing, SHARED_WITH_COPY)
             or hasattr(type(thing), "__del__")
             or type(thing).__module__ in ("_thread", "threading")
         ):
@@ -200,8 +200,8 @@ def uneven_field(samples: list[Any]) -> tuple[str, tuple[str, ...]] | None:
     shapes: dict[str, list[str]] = {}
     for sample in samples:
         for path, thing in walk(sample, "sample"):
-            shape = getattr(thing, "shape", None) if hasattr(type(thing), "__array__") else None
-            if isinstance(shape, tuple):
+            shape: Any = getattr(thing, "shape", None) if hasattr(type(thing), "__array__") else None
+            if is_a(shape, tuple):
                 shapes.setdefault(path, []).append(str(tuple(shape)))
     for path, seen in shapes.items():
         if len(set(seen)) > 1:
@@ -212,7 +212,7 @@ def uneven_field(samples: list[Any]) -> tuple[str, tuple[str, ...]] | None:
 def _can_be_pinned(batch: Any) -> bool:
     """Whether torch looks into a batch for tensors to pin, or the batch does so itself."""
     known = (torch.Tensor, str, bytes, dict, list, tuple)
-    return isinstance(batch, known) or any(hasattr(batch, name) for name in ("pin_memory", "keys"))
+    return is_a(batch, known) or any(hasattr(batch, name) for name in ("pin_memory", "keys"))
 
 
 def _epoch_samples(dataloader: DataLoader, count: int | None) -> int | None:

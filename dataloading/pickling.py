@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dataloading.object_graph import parts
+from dataloading.object_graph import is_a, parts
 from dataloading.watchdog import ProbeTimeout, time_limit
 
 LIMIT_S = 1.5  # pickling that takes longer has shown that it takes long
@@ -74,8 +74,8 @@ class CountingPickler(pickle.Pickler):
 
     def reducer_override(self, thing: Any) -> Any:
         """Leave out what is shared anyway; look out for names that a child could not import."""
-        if isinstance(thing, SHARED_BY_SYSTEM):
-            if isinstance(thing, torch.Tensor):
+        if is_a(thing, SHARED_BY_SYSTEM):
+            if is_a(thing, torch.Tensor):
                 self._share(thing)
             return int, ()
         kind = type(thing)
@@ -184,19 +184,19 @@ def _path_to_culprit(thing: Any, name: str) -> str:
 
 def _pickled_parts(thing: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The parts that are pickled along: not those that `__getstate__` leaves out."""
-    if isinstance(thing, dict | list | tuple | functools.partial):
+    if is_a(thing, dict | list | tuple | functools.partial):
         yield from parts(thing, path, most=None)
         return
     try:
-        reduced = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        reduced: Any = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     except Exception:  # the object's own code: then the object itself is the culprit
         return
-    if not isinstance(reduced, tuple):  # a function or class, pickled by its name
+    if not is_a(reduced, tuple):  # a function or class, pickled by its name
         return
-    state = reduced[2] if len(reduced) > 2 else None
+    state: Any = reduced[2] if len(reduced) > 2 else None
     # a class with slots gives two: what stands in its __dict__, and what in its slots
-    for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
-        if isinstance(part, dict):
+    for part in state if is_a(state, tuple) and len(state) == 2 else (state,):
+        if is_a(part, dict):
             yield from ((f"{path}.{key}", value) for key, value in part.items())
         elif part is not None:
             yield f"{path}.__getstate__()", part

@@ -7,6 +7,7 @@ Looking takes at most a few seconds, also for a data set of a million items.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from dataloading.held_things import (
     shares_state,
 )
 from dataloading.machine import Machine, inspect_machine
-from dataloading.object_graph import walk
+from dataloading.object_graph import is_a, walk
 from dataloading.peeking import BatchSize, Peek, peek
 from dataloading.pickling import PickleProbe, main_is_importable, probe_pickling
 from dataloading.settings import LoaderSettings, ineffective_options
@@ -156,10 +157,12 @@ def _bad_images(dataset: Any) -> tuple[tuple[str, str], ...]:
 
 def _live_queues(dataloader: DataLoader) -> int:
     """Batches that the queues of other loaders with living workers may hold."""
+    if not multiprocessing.active_children():  # going through all objects takes its time
+        return 0
     return sum(
         LoaderSettings.of(thing).queued_batches
         for thing in gc.get_objects()
-        if issubclass(type(thing), DataLoader)
+        if is_a(thing, DataLoader)
         and thing is not dataloader
         and getattr(thing, "_iterator", None) is not None
     )

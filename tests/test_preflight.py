@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sqlite3
 import subprocess
 import time
@@ -948,7 +947,5 @@ def test_a_data_set_that_cannot_be_pickled_in_a_way_of_its_own(data: Any, expect
 
 
 def test_looking_works_in_another_thread() -> None:
-    loader = DataLoader(faulty.Hanging(), num_workers=2)
-    random.seed(0)
-    assert workloads.in_thread(lambda: codes(DataLoader(workloads.Dozing(), num_workers=2))) == []
-    assert loader.num_workers == 2
+    loader = DataLoader(workloads.Dozing(), num_workers=2)
+    assert workloads.in_thread(lambda: codes(loader)) == []
