@@ -15,7 +15,7 @@ from torch.utils.data import SequentialSampler
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
 from dataloading.progress import TimeBar, time_bar
-from dataloading.results import Result
+from dataloading.results import Result, format_ratio
 from dataloading.timing import LEAST_LIMIT_S, TrainStep, length_of
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, close_iterator, time_limit
@@ -64,8 +64,8 @@ class Comparison(Result):
             return f"{self.verdict} ({'; '.join(self.notes)})"
         low, high = self.interval
         return (
-            f"after runs at {self.ratio:.3g}x the rate of before "
-            f"(95 % interval {low:.3g} to {high:.3g}, {len(self.pairs)} pairs): {self.verdict}"
+            f"after runs at {format_ratio(self.ratio)}x the rate of before (95 % interval "
+            f"{format_ratio(low)} to {format_ratio(high)}, {len(self.pairs)} pairs): {self.verdict}"
         )
 
     def plot(self, ax: Any = None) -> Any:

@@ -75,7 +75,7 @@ class Diagnosis(Result):
         """Verdict, cause and the share of waiting."""
         share = format_value("wait_share", self.evidence.wait_share)
         cause = f", cause {self.cause}" if self.cause else ""
-        return f"{self.verdict}{cause} (waiting {share} of {self.evidence.steps} steady steps)"
+        return f"{self.verdict}{cause} (waiting {share} of the time, {self.evidence.steps} steady steps)"
 
     def rows(self) -> list[tuple[str, Any]]:
         """Verdict, findings and ceilings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Any
 
 from dataloading.codes import Finding, finding
@@ -73,39 +74,51 @@ def sample_error(failed: Failed) -> Finding:
     )
 
 
-def exit_code(text: str) -> int:
-    """Exit code of a worker from torch's message: a negative signal number, else 1.
+def exit_code(text: str) -> int | None:
+    """Exit code of a worker from torch's message: negative for a signal; None where it tells none.
 
     Example:
         >>> exit_code("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible ...")
         -7
-        >>> exit_code("DataLoader worker (pid(s) 7) exited unexpectedly")
+        >>> exit_code("DataLoader worker (pid 7) exited unexpectedly with exit code 1. Details ...")
         1
     """
     if named := NAMED_SIGNAL.search(text):
+        said = named.group(1).strip().lower()
         for number, (name, _) in SIGNALS.items():
-            if named.group(1).strip().lower().startswith(name):
+            if said.startswith(name):
                 return number
+        for known in signal.valid_signals():
+            if (signal.strsignal(known) or "").lower().startswith(said):
+                return -int(known)
     if code := EXIT_CODE.search(text):
         return int(code.group(1))
-    return 1
+    return None
 
 
-def worker_death(code: int, text: str = "", index: int | None = None) -> Finding:
+def worker_death(code: int | None, text: str = "", index: int | None = None) -> Finding:
     """A worker that ended by itself: four exit codes mean four different things.
 
     Args:
-        code: Exit code; negative for a signal, as in `multiprocessing.Process.exitcode`.
+        code: Exit code; negative for a signal, as in `multiprocessing.Process.exitcode`; None where
+            it is not known.
         text: The message that came with it.
         index: The sample it was at, where that is known.
     """
-    said = SIGNALS[code][1] if code in SIGNALS else f"ended with exit code {code} (a Python error)"
+    if code is None:
+        said = "ended, and its exit code is not known"
+    elif code in SIGNALS:
+        said = SIGNALS[code][1]
+    elif code < 0:
+        said = f"was ended by signal {-code}"
+    else:
+        said = f"ended with exit code {code} (a Python error)"
     return finding(
         "worker-died",
         f"A worker {said}" + (f", at sample {index}." if index is not None else "."),
         {"exit_code": code, "index": index, "text": text[:200]},
         severity="critical",
-        advice=DEATH_ADVICE.get(code, DEATH_ADVICE[1]),
+        advice=DEATH_ADVICE.get(1 if code is None else code, DEATH_ADVICE[1]),
     )
 
 

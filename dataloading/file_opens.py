@@ -10,6 +10,8 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 ONE_IN = 16  # opens for which the cost is measured, by opening the file once more
+WRITING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+SYSTEM_PATHS = ("/proc", "/dev", "/sys")
 
 
 class OpenCounter:
@@ -36,31 +38,32 @@ class OpenCounter:
 
     @property
     def estimated_ns(self) -> int | None:
-        """Nanoseconds spent opening: the count times the mean cost of those measured."""
-        if self.count is None or not self._measured:
+        """Nanoseconds spent opening: the count times the mean cost of those measured, else None."""
+        if not self.count:
             return self.count
-        return int(self.count * self._measured_ns / self._measured)
+        return int(self.count * self._measured_ns / self._measured) if self._measured else None
 
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or self._measuring or self.count is None:
             return
-        path, mode, _ = arguments
-        if isinstance(path, int) or not (mode is None or "r" in str(mode)):
-            return
-        if str(path).startswith(("/proc", "/dev", "/sys")):
+        path, _, flags = arguments
+        if not isinstance(path, str | bytes) or not isinstance(flags, int) or flags & WRITING:
+            return  # a file that is open already, or one that is written
+        if os.fsdecode(path).startswith(SYSTEM_PATHS):
             return
         self.count += 1
-        if self.count % ONE_IN == 1 and os.path.isfile(path):
+        if self.count % ONE_IN == 1:
             self._measure(path)
 
-    def _measure(self, path: Any) -> None:
+    def _measure(self, path: str | bytes) -> None:
         self._measuring = True
         try:
-            started = time.perf_counter_ns()
-            os.close(os.open(path, os.O_RDONLY))
-            self._measured_ns += time.perf_counter_ns() - started
-            self._measured += 1
-        except OSError:
+            if os.path.isfile(path):
+                started = time.perf_counter_ns()
+                os.close(os.open(path, os.O_RDONLY))
+                self._measured_ns += time.perf_counter_ns() - started
+                self._measured += 1
+        except (OSError, ValueError):
             pass  # the worker's own call will say what is wrong with it
         finally:
             self._measuring = False

@@ -37,6 +37,8 @@ class LoaderTiming(Result):
         settings: The loader's settings, where it was a `DataLoader`.
         workers: What a batch costs inside the workers, where it could be measured.
         observed: The queue and the memory during the run, where they were watched.
+        steps_are_training: Whether `step_s` holds training only: it was read off a GPU, or reported by
+            `make_train_step` or `simulated_train_step`.
         first_wait_factor: Mean wait of the first epoch (or quarter of the run) over that of the
             rest; None where there is no rest.
         notes: What the reader should know about these figures.
@@ -56,6 +58,7 @@ class LoaderTiming(Result):
     settings: LoaderSettings | None = None
     workers: WorkerCosts | None = None
     observed: Observed | None = None
+    steps_are_training: bool = False
     first_wait_factor: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -147,7 +150,12 @@ class LoaderTiming(Result):
 
     @property
     def spike_share(self) -> float:
-        """Share of the steady time by which rare long steps exceed the median step."""
+        """Share of the steady time by which rare long steps exceed the median step.
+
+        0 where the steps are known to be training and nothing else (`steps_are_training`).
+        """
+        if self.steps_are_training:
+            return 0.0
         usual = float(np.median(self.step_s))
         long = self.step_s[self.step_s > SPIKE_FACTOR * usual]
         return self._share(long - usual) if usual > 0 else 0.0
@@ -204,6 +212,7 @@ class StepLog:
     startup_s: float | None = None
     restarts_s: list[float] = field(default_factory=list)
     steps_per_epoch: int | None = None
+    steps_are_training: bool = False
 
     def add(
         self,
@@ -275,6 +284,7 @@ class StepLog:
             settings=settings,
             workers=workers,
             observed=observed,
+            steps_are_training=self.steps_are_training,
             first_wait_factor=self._first_wait_factor(),
             notes=tuple(notes),
         )

@@ -438,7 +438,7 @@ def versions_line(machine: Machine) -> tuple[bool, str]:
     """Python, PyTorch, system and environment."""
     return True, (
         f"Versions: Python {machine.python_version}, PyTorch {machine.torch_version}, "
-        f"{machine.platform}, {machine.environment}"
+        f"{machine.platform.split('-')[0]}, {machine.environment}"
     )
 
 

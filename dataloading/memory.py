@@ -1,7 +1,9 @@
 """Memory of the training process and its workers over time, and what its growth means.
 
 USS is what a process alone holds, RSS what it can reach without a page fault, shared pages included.
-Copying shared pages on write raises USS and leaves RSS; keeping new objects raises both.
+Copying shared pages on write raises USS and leaves RSS; keeping new objects raises both. Pages of
+mapped files are left out of both, where the system tells them apart: reading a large array through a
+memory map fills them, and they can be dropped at any time.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class MemoryLog:
         now = time.perf_counter()
         if now >= self._next_main_s:
             self._next_main_s = now + MAIN_EVERY_S
-            self.main.add(batch, anonymous_and_resident())
+            self.main.add(batch, read_main())
         if now < self._next_s:
             return
         pids = worker_pids(iterator)
@@ -98,27 +100,58 @@ class MemoryLog:
         return max(self._all_workers, key=lambda readings: len(readings.batches))
 
 
-def anonymous_and_resident() -> tuple[int, int]:
-    """Anonymous and resident memory of this process: cheap, and blind to mapped files.
+def read_main() -> tuple[int, int]:
+    """USS and RSS of this process as one cheap figure: resident memory without mapped files.
 
-    Where the system does not tell shared pages apart, both are the resident memory.
+    Batches that came from workers lie in shared memory, and are part of it.
     """
-    memory = psutil.Process().memory_info()
-    return memory.rss - getattr(memory, "shared", 0), memory.rss
+    resident = _resident_without_files("self")
+    if resident is None:  # not Linux
+        resident = psutil.Process().memory_info().rss
+    return resident, resident
 
 
 def read_sum(pids: Iterable[int]) -> tuple[int, int] | None:
     """USS and RSS summed over processes; None where one of them cannot be read."""
     uss = rss = 0
     for pid in pids:
-        try:
-            memory = read_memory(psutil.Process(pid))
-        except psutil.NoSuchProcess:
+        memory = _read_one(pid)
+        if memory is None:
             return None
-        if memory.uss_bytes is None or memory.rss_bytes is None:
-            return None
-        uss, rss = uss + memory.uss_bytes, rss + memory.rss_bytes
+        uss, rss = uss + memory[0], rss + memory[1]
     return uss, rss
+
+
+def _read_one(pid: int) -> tuple[int, int] | None:
+    written = _kib_fields(f"/proc/{pid}/smaps_rollup").get("Private_Dirty")
+    resident = _resident_without_files(pid)
+    if written is not None and resident is not None:
+        return written, resident
+    try:
+        memory = read_memory(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return None
+    if memory.uss_bytes is None or memory.rss_bytes is None:
+        return None
+    return memory.uss_bytes, memory.rss_bytes
+
+
+def _resident_without_files(pid: int | str) -> int | None:
+    """Anonymous and shared memory of a process (Linux 4.5 and newer), else None."""
+    fields = _kib_fields(f"/proc/{pid}/status")
+    if "RssAnon" not in fields or "RssShmem" not in fields:
+        return None
+    return fields["RssAnon"] + fields["RssShmem"]
+
+
+def _kib_fields(path: str) -> dict[str, int]:
+    """The `name: number kB` lines of a file of /proc, in bytes; nothing where it cannot be read."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            lines = [line.split() for line in file]
+    except OSError:  # not Linux, ended, or forbidden
+        return {}
+    return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[2:] == ["kB"]}
 
 
 def find_growth(batches: np.ndarray, memory: np.ndarray) -> Growth | None:

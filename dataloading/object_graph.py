@@ -87,7 +87,8 @@ def parts(thing: Any, path: str, *, most: int | None = MOST_ITEMS) -> Iterator[t
         yield f"{path}.func", thing.func
         yield from parts(thing.args, f"{path}.args", most=most)
         yield from parts(thing.keywords, f"{path}.keywords", most=most)
-    elif is_a(thing, BOUND):  # a bound method brings its object along
+    elif is_a(thing, BOUND) and not is_a(thing.__self__, types.ModuleType):
+        # a bound method brings its object along
         yield f"{path}.__self__", thing.__self__
     yield from _attributes(thing, path)
 

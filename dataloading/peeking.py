@@ -200,7 +200,9 @@ def uneven_field(samples: list[Any]) -> tuple[str, tuple[str, ...]] | None:
     shapes: dict[str, list[str]] = {}
     for sample in samples:
         for path, thing in walk(sample, "sample"):
-            shape: Any = getattr(thing, "shape", None) if hasattr(type(thing), "__array__") else None
+            shape: Any = (
+                getattr(thing, "shape", None) if hasattr(type(thing), "__array__") else None
+            )
             if is_a(shape, tuple):
                 shapes.setdefault(path, []).append(str(tuple(shape)))
     for path, seen in shapes.items():

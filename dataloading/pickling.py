@@ -200,7 +200,9 @@ def _pickled_parts(thing: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from ((f"{path}.{key}", value) for key, value in part.items())
         elif part is not None:
             yield f"{path}.__getstate__()", part
-    yield from ((f"{path}.__reduce__()[1][{n}]", part) for n, part in enumerate(reduced[1]))
+    for number, part in enumerate(reduced[1]):
+        if not is_a(part, type):  # the object's own class
+            yield f"{path}.__reduce__()[1][{number}]", part
 
 
 def main_is_importable() -> bool:

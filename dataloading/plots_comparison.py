@@ -18,6 +18,7 @@ from dataloading.plot_style import (
     say_instead,
     write,
 )
+from dataloading.results import format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +89,7 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
         ax,
         middle,
         bottom + 0.65,
-        f"×{comparison.ratio:.2f}  ({low:.2f} to {high:.2f})",
+        f"×{format_ratio(comparison.ratio)}  ({format_ratio(low)} to {format_ratio(high)})",
         ha="right"
         if middle > left + 0.75 * (right - left)
         else "left"
@@ -112,5 +113,5 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
 
 def _verdict(comparison: Comparison) -> str:
     if comparison.verdict in ("faster", "slower") and comparison.ratio is not None:
-        return f"{comparison.ratio:.2f} times the rate, {comparison.verdict}"
+        return f"{format_ratio(comparison.ratio)} times the rate, {comparison.verdict}"
     return comparison.verdict

@@ -24,6 +24,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    StackDataset,
     Subset,
     default_collate,
 )
@@ -309,8 +310,12 @@ def with_clocks(dataset: Any, clock: StageClock) -> Any:
         return dataset
     if isinstance(dataset, Subset):
         timed.dataset = with_clocks(dataset.dataset, clock)
-    if isinstance(dataset, ConcatDataset):
-        timed.datasets = [with_clocks(part, clock) for part in dataset.datasets]
+    if isinstance(dataset, ConcatDataset | StackDataset):
+        parts = dataset.datasets
+        if isinstance(parts, dict):
+            timed.datasets = {name: with_clocks(part, clock) for name, part in parts.items()}
+        else:
+            timed.datasets = type(parts)(with_clocks(part, clock) for part in parts)
     attributes = getattr(dataset, "__dict__", {})
     for name in TRANSFORM_ATTRIBUTES:
         if callable(attributes.get(name)):

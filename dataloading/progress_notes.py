@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import time
 import traceback
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Progress:
         """A worker begins with a sample."""
         entry = self._entries()
         entry[worker % self.workers, 1] = time.perf_counter_ns()
-        entry[worker % self.workers, 0] = index if isinstance(index, int) else NOT_A_NUMBER
+        entry[worker % self.workers, 0] = index if type(index) is int and index >= 0 else _number(index)
 
     def end(self, worker: int) -> None:
         """The sample is there."""
@@ -71,8 +72,8 @@ class Progress:
         where = f"{Path(last[0].filename).name}, line {last[0].lineno}" if last else "unknown"
         failed = {
             "error": type(error).__name__,
-            "message": str(error),
-            "index": repr(index),
+            "message": _text(error),
+            "index": str(number) if (number := _number(index)) >= 0 else repr(index),
             "worker": worker,
             "where": where,
         }
@@ -106,3 +107,20 @@ class Progress:
         self._open = None
         self.path.unlink(missing_ok=True)
         self._failure.unlink(missing_ok=True)
+
+
+def _number(index: Any) -> int:
+    """An index as a whole number, whatever its type (int, NumPy, a tensor), where it is one."""
+    try:
+        number = operator.index(index)
+    except TypeError:  # a key, or the indices of a whole batch
+        return NOT_A_NUMBER
+    return number if 0 <= number < 2**63 else NOT_A_NUMBER
+
+
+def _text(error: Exception) -> str:
+    """What an exception says; some cannot even be printed."""
+    try:
+        return str(error)
+    except Exception:  # the exception's own code
+        return "its text cannot be read"

@@ -143,7 +143,11 @@ def _choose_workers(
     """The present workers where they do, else the smallest number that is as good as any."""
     wanted = best_workers(costs, step_s, machine)
     cap = worker_cap(machine, costs.cpu_share)
-    candidates = {n: present.changed(num_workers=n) for n in {0, 1, wanted, present.num_workers}}
+    kept = epochs > 1  # workers will be kept between epochs, see `_choose_persistence`
+    candidates = {
+        n: present.changed(num_workers=n, persistent_workers=kept)
+        for n in {0, 1, wanted, present.num_workers}
+    }
     seconds = {
         n: _epoch_s(s, diagnosis, costs, step_s, machine, epochs) for n, s in candidates.items()
     }
@@ -204,7 +208,8 @@ def _epoch_s(
         method = settings.multiprocessing_context or machine.start_method
         start = START_S.get(method, START_S["spawn"]) * settings.num_workers
     starts = 1 if settings.persistent_workers else epochs
-    return steps * step + start * starts / epochs
+    refill = costs.batch_s if settings.num_workers > 0 else 0.0  # every epoch begins with no queue
+    return steps * step + refill + start * starts / epochs
 
 
 START_S = {"fork": 0.02, "forkserver": 1.0, "spawn": 1.5}  # one worker, until its first batch

@@ -119,6 +119,16 @@ def format_share(share: float, digits: int = 0) -> str:
     return f"{share * 100:.{digits}f} %"
 
 
+def format_ratio(ratio: float) -> str:
+    """Two decimals, or two figures where that would say too little.
+
+    Example:
+        >>> format_ratio(2.1), format_ratio(0.0624)
+        ('2.10', '0.062')
+    """
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+
+
 def format_seconds(seconds: float) -> str:
     """Seconds with three figures and the unit that reads best.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -151,8 +152,10 @@ def _epoch_s(dataloader: Iterable[Any], train_step: TrainStep | None, here: bool
     """
     with borrowed(dataloader) as lent:
         loader, workers = lent.loader, lent.settings.num_workers if lent.settings else 0
-        if here and type(loader).__init__ is DataLoader.__init__:
-            loader, workers = rebuild_dataloader(loader, lent.settings.changed(num_workers=0)), 0
+        if here and lent.settings is not None:
+            with contextlib.suppress(TypeError):  # it cannot be built again: keep its workers
+                loader = rebuild_dataloader(loader, lent.settings.changed(num_workers=0))
+                workers = 0
         batches = 0
         started = ended = time.perf_counter()
         iterator = open_iterator(loader)

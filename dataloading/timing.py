@@ -71,6 +71,7 @@ class HostClock:
         call = now - self._moved
         busy = METER.busy_s - self._busy
         step = busy if busy > 0 else call
+        self.log.steps_are_training = busy > 0
         loop = 0.0 if first else self._asked - self._left
         self.log.add(
             epoch,
@@ -132,6 +133,7 @@ class CudaClock:
     def finish(self) -> None:
         """Wait for the GPU once and read all events."""
         self._cuda.synchronize()
+        self.log.steps_are_training = True
         ended = None
         for (start, on_device, end), (epoch, wait, samples, first) in zip(
             self._marks, self._host, strict=True

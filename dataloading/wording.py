@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dataloading.codes import CODES
 from dataloading.evidence import FEWEST_STEPS
 from dataloading.recommendation import Recommendation
-from dataloading.results import MISSING, format_seconds, format_value
+from dataloading.results import MISSING, format_ratio, format_seconds, format_value
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
 from dataloading.workers import GOOD_ENOUGH
 
@@ -92,9 +92,7 @@ def comparison_sentence(comparison: Comparison) -> str:
         return f"Before and after are {comparison.verdict}: {notes or 'no pair was measured'}."
     low, high = comparison.interval
     pairs = f"{len(comparison.pairs)} pairs"
-    shown = (
-        f"{comparison.ratio:.2f} times the rate (95 % interval {low:.2f} to {high:.2f}, {pairs})"
-    )
+    shown = f"{format_ratio(comparison.ratio)} times the rate (95 % interval {format_ratio(low)} to {format_ratio(high)}, {pairs})"
     if comparison.verdict in ("faster", "slower"):
         text = f"With the new settings training is {comparison.verdict}: {shown}."
     else:
@@ -140,7 +138,9 @@ def outcome_sentence(recommendation: Recommendation, comparison: Comparison | No
         return f"Recommended settings: {gain}; not measured yet."
     if comparison.ratio is None or comparison.verdict not in ("faster", "slower"):
         return f"Measured with the recommended settings: {comparison.verdict}."
-    return f"Measured with the recommended settings: {comparison.ratio:.2f} times the rate."
+    return (
+        f"Measured with the recommended settings: {format_ratio(comparison.ratio)} times the rate."
+    )
 
 
 def predicted_gain(gain: float | None) -> str:

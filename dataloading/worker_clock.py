@@ -7,11 +7,13 @@ that no queue adds the cost that it should measure.
 
 from __future__ import annotations
 
+import operator
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ RECORD = np.dtype(
         ("open_ns", "i8"),
     ]
 )
+ENDED = object()  # what comes after the last sample of a stream
 UNKNOWN = -1  # stands in a record where the system does not tell
 FEWEST_FOR_TAIL = 30  # records below which a 99th percentile says nothing
 
@@ -114,10 +117,14 @@ class BatchClock:
 
     def fetch(self, dataset: Any, index: Any) -> Any:
         """Fetch one sample, leaving word of which it is, and of how it failed."""
+        return self.noted(index, operator.getitem, dataset, index)
+
+    def noted(self, index: Any, fetch: Callable[..., Any], *args: Any) -> Any:
+        """Call `fetch` for a sample, a batch or the next one of a stream, and leave word of it."""
         progress = self.records.progress
         progress.begin(worker_id(), index)
         try:
-            item = dataset[index]
+            item = fetch(*args)
         except ProbeTimeout:  # the watchdog's, not the data set's: the sample is still under way
             raise
         except Exception as error:
@@ -190,7 +197,7 @@ class TimedDataset(_Delegating, Dataset):
     def __getitems__(self, indices: list[Any]) -> Any:
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         if getattr(self.inner, "__getitems__", None):  # the same rule as in torch's fetcher
-            items = self.inner.__getitems__(indices)
+            items = self.clock.noted(indices, self.inner.__getitems__, indices)
         else:
             items = [self.clock.fetch(self.inner, index) for index in indices]
         self.clock.add(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu, len(indices))
@@ -202,11 +209,10 @@ class TimedIterable(_Delegating, IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         samples = iter(self.inner)
-        while True:
+        for number in count():
             wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-            try:
-                sample = next(samples)
-            except StopIteration:
+            sample = self.clock.noted(number, next, samples, ENDED)
+            if sample is ENDED:
                 return
             self.clock.add(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu, 1)
             yield sample

@@ -98,6 +98,7 @@ def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     if (evidence.wait_share or 0.0) < DATA_BOUND_SHARE:
         return None
+    saved = (evidence.wait_share or 0.0) * blocked
     return finding(
         "straggler",
         f"The slowest batches take {factor:.1f} times the median, and during {format_share(blocked)} of the "
@@ -110,7 +111,7 @@ def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
             "wait_share": evidence.wait_share,
             "num_workers": evidence.num_workers,
         },
-        expected_gain=1 / (1 - (evidence.wait_share or 0.0) * blocked),
+        expected_gain=1 / (1 - saved) if saved < 1 else None,  # the waiting that was for its turn
         severity="critical",
     )
 
