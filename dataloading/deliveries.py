@@ -160,6 +160,7 @@ def _untold(player: Any, takes: list[Take]) -> str | None:
         told = []
         try:
             for epoch in range(len(takes)):
+                player.close()  # persistent workers would not hear of it
                 owner.set_epoch(epoch)
                 told.append(player.epoch())
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from typing import Any
 
 from dataloading.codes import Finding, finding
@@ -25,7 +26,10 @@ DEATH_ADVICE = {
     "multiprocessing_context='spawn'.",
     1: "Run the data set with num_workers=0 to see the Python error that ended the worker.",
 }
+# Windows promises memory before it is used, and every process that loads torch is promised much.
+COMMIT_LIMIT = re.compile(r"WinError 1455|error 1455|paging file is too small", re.IGNORECASE)
 NAMED_SIGNAL = re.compile(r"killed by signal: ([A-Za-z ]+)")
+DEATH_WAIT_S = 0.5  # until a worker whose connection broke has ended
 EXIT_CODE = re.compile(r"exit(?:ed)?(?: unexpectedly)? with (?:exit )?code:? (-?\d+)")
 
 
@@ -44,12 +48,53 @@ def explain_failure(error: BaseException, progress: Progress | None = None) -> F
         return sample_error(failed)
     if isinstance(error, ProbeTimeout):
         return _hang(error, progress)
-    text = " ".join(str(one) for one in (error.__cause__, error.__context__, error) if one)
-    if "DataLoader worker" in text and (
+    text, codes = _said(error), getattr(error, "exit_codes", ())
+    if codes or tells_of_death(error):
+        code = exit_code(text)
+        if code is None and codes:
+            code = codes[0]
+        return worker_death(code, text, _sample_of_the_dead(progress))
+    return _commit_limit(text) if COMMIT_LIMIT.search(text) else None
+
+
+def tells_of_death(error: BaseException) -> bool:
+    """Whether an exception is torch's word of a dead worker, which may come at any place."""
+    text = _said(error)
+    return "DataLoader worker" in text and (
         "killed by signal" in text or "exited unexpectedly" in text
-    ):
-        return worker_death(exit_code(text), text, _sample_of_the_dead(progress))
-    return None
+    )
+
+
+def _said(error: BaseException) -> str:
+    chain = (error.__cause__, error.__context__, error)
+    return " ".join(dict.fromkeys(str(one).strip() for one in chain if one))
+
+
+def note_deaths(error: BaseException, iterator: Any) -> None:
+    """Leave word on an exception of the workers that have ended: their exit codes.
+
+    Batches under way from a worker that dies give a `ConnectionResetError`, an `EOFError` or the
+    like, a moment before its death is known.
+
+    Args:
+        error: What came out of the iterator; gets an attribute `exit_codes`.
+        iterator: Of the loader, with its workers as they are now.
+    """
+    if isinstance(error, ProbeTimeout):
+        return
+    workers = getattr(iterator, "_workers", ())
+    wait_s = DEATH_WAIT_S if isinstance(error, EOFError | OSError) else 0.0
+    deadline = time.monotonic() + wait_s
+    codes: list[int] = []
+    while workers and not codes:
+        try:
+            codes = [worker.exitcode for worker in workers if worker.exitcode]
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(DEATH_WAIT_S / 50)
+        except RuntimeError:  # torch's signal handler, which notices the death at this moment
+            continue
+    error.exit_codes = tuple(codes)  # type: ignore[attr-defined]
 
 
 def _sample_of_the_dead(progress: Progress | None) -> int | None:
@@ -119,6 +164,17 @@ def worker_death(code: int | None, text: str = "", index: int | None = None) -> 
         {"exit_code": code, "index": index, "text": text[:200]},
         severity="critical",
         advice=DEATH_ADVICE.get(1 if code is None else code, DEATH_ADVICE[1]),
+    )
+
+
+def _commit_limit(text: str) -> Finding:
+    return finding(
+        "worker-died",
+        "A worker could not start: all memory that Windows may promise is promised (commit limit, "
+        "error 1455).",
+        {"exit_code": None, "text": text[:200]},
+        severity="critical",
+        advice="Use fewer workers, or enlarge the page file.",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 ONE_IN = 16  # opens for which the cost is measured, by opening the file once more
-WRITING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND  # our own records too
 SYSTEM_PATHS = ("/proc", "/dev", "/sys")
 
 

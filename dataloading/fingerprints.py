@@ -31,8 +31,9 @@ def fingerprint(sample: Any) -> str:
 
 def _feed(digest: Any, value: Any) -> None:
     digest.update(type(value).__name__.encode())
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        array = value.detach().cpu().reshape(-1)  # one dimension at least, so that it has bytes
+    if isinstance(value, torch.Tensor):
+        dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+        array = dense.cpu().reshape(-1)  # one dimension at least, so that it has bytes
         digest.update(f"{array.dtype}{tuple(value.shape)}".encode())
         digest.update(array.view(torch.uint8).numpy().tobytes() if array.numel() else b"")
     elif isinstance(value, np.ndarray) and value.dtype != object:

@@ -19,6 +19,7 @@ import psutil
 from dataloading.processes import read_memory
 
 READ_EVERY_S = 0.25  # a reading takes 1 to 15 ms a worker
+MOST_OF_THE_TIME = 0.05  # spent on readings, which never lie within a timed part of a step
 MAIN_EVERY_S = 0.1  # the main process is read the cheap way
 SETTLING_READINGS = 2  # the first readings show workers that are still starting
 FEWEST_READINGS = 5  # fewer readings show no growth
@@ -91,8 +92,8 @@ class MemoryLog:
             self._all_workers.append(Readings())
         if pids:
             self._all_workers[-1].add(batch, read_sum(pids))
-        # never more than a twentieth of the time, and never within a timed part of a step
-        self._next_s = now + max(READ_EVERY_S, 20 * (time.perf_counter() - now))
+        cost_s = time.perf_counter() - now
+        self._next_s = now + max(READ_EVERY_S, cost_s / MOST_OF_THE_TIME)
 
     @property
     def workers(self) -> Readings:
@@ -100,15 +101,13 @@ class MemoryLog:
         return max(self._all_workers, key=lambda readings: len(readings.batches))
 
 
-def read_main() -> tuple[int, int]:
-    """USS and RSS of this process as one cheap figure: resident memory without mapped files.
+def read_main() -> tuple[int, int] | None:
+    """USS and RSS of this process; on Linux one cheap figure, resident memory without mapped files.
 
     Batches that came from workers lie in shared memory, and are part of it.
     """
     resident = _resident_without_files("self")
-    if resident is None:  # not Linux
-        resident = psutil.Process().memory_info().rss
-    return resident, resident
+    return (resident, resident) if resident is not None else read_sum([psutil.Process().pid])
 
 
 def read_sum(pids: Iterable[int]) -> tuple[int, int] | None:

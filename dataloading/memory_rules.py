@@ -10,6 +10,7 @@ from dataloading.results import format_bytes, format_share
 LEAST_GROWTH_BYTES = 16 * 2**20  # less than this is allocators settling down
 LEAST_PER_BATCH_BYTES = 4096  # a page for each batch: less cannot be told from noise
 COPIED_SHARE = 0.5  # of the growth in private memory that resident memory does not show
+OWN_SHARE = 0.5  # of the growth in resident memory; with less of it private, files are being mapped
 LARGE_SHARE = 0.1  # of the free memory
 BUDGET_SHARE = 0.8  # of what is free may be taken
 
@@ -36,7 +37,7 @@ def worker_leak_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     if min(uss, rss) < LEAST_GROWTH_BYTES or _per_batch(uss, evidence) < LEAST_PER_BATCH_BYTES:
         return None
-    if rss <= (1 - COPIED_SHARE) * uss:
+    if rss <= (1 - COPIED_SHARE) * uss or uss < OWN_SHARE * rss:
         return None
     return finding(
         "worker-memory-leak",

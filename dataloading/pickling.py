@@ -11,6 +11,7 @@ import ctypes
 import functools
 import pickle
 import re
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ CULPRIT_S = 1.0  # for finding the path to what cannot be pickled
 SENT_BYTES_PER_S = 1e9  # writing to a pipe; reading at its other end takes about as long
 SHARED_BY_SYSTEM = (  # handed over by the start method itself, not copied
     torch.Tensor,
+    torch.UntypedStorage,
+    torch.TypedStorage,
+    socket.socket,
     synchronize.SemLock,
     synchronize.Condition,
     synchronize.Event,
@@ -186,6 +190,8 @@ def _pickled_parts(thing: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The parts that are pickled along: not those that `__getstate__` leaves out."""
     if is_a(thing, dict | list | tuple | functools.partial):
         yield from parts(thing, path, most=None)
+        return
+    if is_a(thing, SHARED_BY_SYSTEM):
         return
     try:
         reduced: Any = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)

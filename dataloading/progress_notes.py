@@ -51,16 +51,18 @@ class Progress:
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "workers": self.workers, "_open": None}
 
-    def _entries(self, mode: Any = "r+") -> np.memmap:
+    def _entries(self) -> np.memmap:
         if self._open is None:
-            self._open = np.memmap(self.path, dtype="i8", mode=mode, shape=(self.workers, 2))
+            self._open = np.memmap(self.path, dtype="i8", mode="r+", shape=(self.workers, 2))
         return self._open
 
     def begin(self, worker: int, index: Any) -> None:
         """A worker begins with a sample."""
         entry = self._entries()
         entry[worker % self.workers, 1] = time.perf_counter_ns()
-        entry[worker % self.workers, 0] = index if type(index) is int and index >= 0 else _number(index)
+        entry[worker % self.workers, 0] = (
+            index if type(index) is int and index >= 0 else _number(index)
+        )
 
     def end(self, worker: int) -> None:
         """The sample is there."""
@@ -87,7 +89,7 @@ class Progress:
     def stuck(self) -> list[Stuck]:
         """Workers that are at a sample now, the one that began first in front."""
         now = time.perf_counter_ns()
-        entries = np.array(self._entries("r"))
+        entries = np.array(self._entries())
         found = [
             Stuck(worker, int(index) if index >= 0 else None, (now - int(begun)) / 1e9)
             for worker, (index, begun) in enumerate(entries)

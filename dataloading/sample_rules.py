@@ -31,7 +31,7 @@ def judge_samples(
         _duplicates(loaders, counts),
         padding or _overlap(loaders, counts),
         _missing(loaders, counts, population),
-        _same_order(played),
+        _same_order(loaders[0], played),
         _random_numbers(randomness),
     ]
     known = [f for f in found if f is not None]
@@ -228,7 +228,7 @@ def _drops_last(loader: DataLoader) -> bool:
     return any(getattr(owner, "drop_last", False) for owner in owners)
 
 
-def _same_order(played: Played) -> Finding | None:
+def _same_order(loader: DataLoader, played: Played) -> Finding | None:
     """What shuffles by epoch gives the same order again."""
     if played.untold is None:
         return None
@@ -238,6 +238,10 @@ def _same_order(played: Played) -> Finding | None:
         f"All epochs deliver the samples in the same shuffled order: {played.untold} was not told "
         "the epoch.",
         {"epochs": len(epochs), "equal_epochs": len(epochs), "samples": len(epochs[0].samples)},
+        advice="Call the data set's set_epoch before each epoch; workers that stay have a copy that "
+        "does not hear of it, so use persistent_workers=False."
+        if loader.persistent_workers and isinstance(loader.dataset, IterableDataset)
+        else None,
     )
 
 

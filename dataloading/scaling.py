@@ -28,6 +28,7 @@ from dataloading.watchdog import (
 
 FEWEST_SIZES = 5  # fewer points give no interval for a slope
 SUPERLINEAR = 1.1  # an exponent is called superlinear when its whole interval lies above this
+MUCH = 2.0  # times the cost of a sample, from the smallest to the largest set; n log n stays below
 CONFIDENCE = 0.95
 FEWEST_BATCHES = 10  # per worker: with fewer, starting and ending them would be what is timed
 MOST_ROUNDS = 5  # the sizes are gone through so often at most, up and down in turn
@@ -58,10 +59,10 @@ class ScalingFit(Result):
         """The exponent with its interval, in words."""
         low, high = self.interval
         words = "grows faster than the data" if self.findings else "no growth beyond the data shown"
-        return (
-            f"epoch time ~ size^{self.exponent:.2f} (95 % interval {low:.2f} to {high:.2f}, "
-            f"{len(self.sizes)} sizes): {words}"
-        )
+        known = f"95 % interval {low:.2f} to {high:.2f}, {len(self.sizes)} sizes"
+        if not np.isfinite(low):
+            known = f"no interval from {len(self.sizes)} sizes"
+        return f"epoch time ~ size^{self.exponent:.2f} ({known}): {words}"
 
     def plot(self, ax: Any = None) -> Any:
         """Draw epoch time against size; returns the Axes."""
@@ -200,7 +201,8 @@ def fit_growth(
     exponent = float(line.slope)
     interval = (-float("inf"), float("inf"))
     if len(sizes) > 2:
-        margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(sizes) - 2) * line.stderr)
+        error = np.nan_to_num(line.stderr)  # times that are all equal give NaN
+        margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(sizes) - 2) * error)
         interval = (exponent - margin, exponent + margin)
     found: tuple[Finding, ...] = ()
     if len(sizes) < FEWEST_SIZES:
@@ -220,7 +222,7 @@ def fit_growth(
                     "sizes": len(sizes),
                     "cost_factor": float(factor),
                 },
-                severity="critical",
+                severity="critical" if factor >= MUCH else "warning",
                 expected_gain=float(factor),
             ),
         )

@@ -15,7 +15,7 @@ import torch
 
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
-from dataloading.failures import explain_failure
+from dataloading.failures import explain_failure, note_deaths, tells_of_death
 from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.observing import Observer
 from dataloading.progress import TimeBar, time_bar
@@ -205,7 +205,7 @@ def measure_dataloader(
             try:
                 note = loop.run(seconds)
             except Exception as error:
-                if loop.is_loading:  # not the train step's own error
+                if loop.is_loading or tells_of_death(error):  # not the train step's own error
                     tell_failure(error, lent.records.progress if lent.records else None)
                 raise
         clock.finish()
@@ -393,6 +393,9 @@ class _Loop:
                 except StopIteration:
                     self.log.steps_per_epoch = number or self.log.steps_per_epoch
                     return number > 0
+                except (OSError, EOFError, RuntimeError) as error:
+                    note_deaths(error, iterator)  # before the other workers are ended too
+                    raise
                 waited_s = self.clock.got()
                 if number:
                     self.observer.got(iterator, waited_s)

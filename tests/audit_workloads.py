@@ -40,7 +40,7 @@ class Augmented(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         noise = torch.rand(2) + float(np.random.rand()) + random.random()
-        return noise + 10 * (self.begin + index), torch.tensor(index)
+        return noise + 10 * (self.begin + index), torch.tensor(self.begin + index)
 
 
 class GlobalNumPy(Numbers):
@@ -287,3 +287,35 @@ def distributed(
 def tell_epoch(dataloader: DataLoader, epoch: int) -> None:
     """What a training loop does before an epoch."""
     dataloader.sampler.set_epoch(epoch)
+
+
+class Searched(Dataset):
+    """Each fetch searches a list of keys from the front: `list.index`, quadratic over an epoch."""
+
+    def __init__(self, count: int) -> None:
+        self.keys = [("number", number) for number in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> int:
+        return self.keys.index(("number", index))
+
+
+class Looked(Searched):
+    """The same with an index made once; each fetch does a little work of fixed size."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.places = {key: place for place, key in enumerate(self.keys)}
+
+    def __getitem__(self, index: int) -> int:
+        sum(range(200))
+        return self.places["number", index]
+
+
+class OwnLoader(DataLoader):
+    """A subclass with a constructor of its own, that cannot be built again."""
+
+    def __init__(self, count: int, workers: int) -> None:
+        super().__init__(Looked(count), batch_size=8, num_workers=workers)

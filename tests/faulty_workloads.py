@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import random
 import signal
@@ -17,7 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
-from workloads import FOREVER_S, Slow
+from workloads import FOREVER_S, Slow, doze
+
+from dataloading import memory
+from dataloading.evidence import Evidence
+from dataloading.timing import measure_dataloader
 
 
 class Blobs(Dataset):
@@ -209,23 +215,33 @@ class OwnRandomness(Blobs):
 class Leaking(Blobs):
     """Keeps something of every sample."""
 
-    def __init__(self, count: int = 64, kept_bytes: int = 0, seconds: float = 0.0) -> None:
+    def __init__(self, count: int = 64, kept_bytes: int = 0) -> None:
         super().__init__(count)
         self.kept: list[bytes] = []
         self.kept_bytes = kept_bytes
-        self.seconds = seconds
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.seconds)
         self.kept.append(os.urandom(self.kept_bytes) if self.kept_bytes else b"")
         return super().__getitem__(index)
+
+
+class Touching(Blobs):
+    """Reads some of a long list of objects for every sample."""
+
+    def __init__(self, names: list[str], each: int) -> None:
+        super().__init__(len(names) // each)
+        self.names, self.each = names, each
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        held = self.names[index * self.each : (index + 1) * self.each]
+        return torch.tensor(float(sum(len(name) for name in held)))
 
 
 class Mapped(Dataset):
     """Parts of a large array in a file, mapped into memory and read in turn."""
 
-    def __init__(self, path: Path, parts: int, part_bytes: int, seconds: float) -> None:
-        self.path, self.parts, self.part_bytes, self.seconds = path, parts, part_bytes, seconds
+    def __init__(self, path: Path, parts: int, part_bytes: int) -> None:
+        self.path, self.parts, self.part_bytes = path, parts, part_bytes
         self.array: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -234,7 +250,6 @@ class Mapped(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.array is None:
             self.array = np.memmap(self.path, dtype="u1", mode="r")
-        time.sleep(self.seconds)
         part = self.array[index * self.part_bytes : (index + 1) * self.part_bytes]
         return torch.tensor(int(part[::4096].sum()))
 
@@ -497,3 +512,58 @@ class Opens(Dataset):
         with open(os.devnull, "w") as file:
             file.write("x")
         return index
+
+
+def doze_a_moment(batch: Any) -> None:
+    """A train step during which a worker has the time to end."""
+    doze(0.2)
+
+
+def report_deaths() -> None:
+    """Let a worker end in each way, and print what is found, one JSON line each.
+
+    For a process of its own: torch tells of a dead worker by an exception out of a signal handler,
+    at any place in the main thread.
+    """
+    kinds = (signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, 0)
+    for signal_number, step in [*((kind, None) for kind in kinds), (signal.SIGKILL, doze_a_moment)]:
+        loader = DataLoader(
+            EndsAt(signal_number), batch_size=2, num_workers=1, multiprocessing_context="fork"
+        )
+        try:
+            measure_dataloader(loader, step, seconds=5.0, progress=False)
+        except (RuntimeError, OSError, EOFError) as error:
+            found = error.finding.to_dict()  # type: ignore[attr-defined]
+            told = {"notes": error.__notes__, "children": len(multiprocessing.active_children())}
+            print(json.dumps({**found, **told}))
+
+
+BATCHES = 120  # of 4 samples each
+NAMES_AT_ONCE = 2000
+
+
+def report_memory(folder: str) -> None:
+    """Run loaders that keep, map or touch memory, and print what was seen, one JSON line each.
+
+    For a process of its own, which has not yet used memory that it could use again.
+    """
+    memory.READ_EVERY_S = memory.MAIN_EVERY_S = 0.0  # after every batch
+    memory.MOST_OF_THE_TIME = 1e9
+    mapped = Path(folder) / "array.bin"
+    with open(mapped, "wb") as file:
+        file.truncate(4 * BATCHES * 2**20)
+    kept: list[torch.Tensor] = []
+    count = 4 * BATCHES
+    names = [f"image {number} of a long list.jpg" for number in range(count * NAMES_AT_ONCE)]
+    runs: dict[str, tuple[Any, int, Any]] = {
+        "leak": (Leaking(count, kept_bytes=128 * 1024), 2, None),
+        "mapped": (Mapped(mapped, count, 2**20), 2, None),
+        "touched": (Touching(names, NAMES_AT_ONCE), 2, None),
+        "kept by nobody": (Blobs(count), 0, None),
+        "kept by the loop": (Blobs(count), 0, lambda batch: kept.append(torch.ones(64 * 1024))),
+    }
+    for name, (dataset, workers, step) in runs.items():
+        options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+        loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, **options)  # type: ignore[arg-type]
+        timing = measure_dataloader(loader, step, seconds=60.0, max_steps=BATCHES, progress=False)
+        print(json.dumps([name, Evidence().with_timing(timing).to_dict()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,9 @@ from dataloading import streams
 from dataloading.audit import SampleAudit, check_samples, count_deliveries
 from dataloading.deliveries import Delivery, Played
 from dataloading.fingerprints import fingerprint
-from dataloading.watchdog import ProbeTimeout
+from dataloading.watchdog import ProbeTimeout, close_iterator
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture(autouse=True)
@@ -536,18 +539,9 @@ def test_padding_is_only_a_note(items: int, ranks: int, extra: int) -> None:
 def test_a_sampler_that_drops_instead_of_padding_is_a_note() -> None:
     whole = Numbers(101)
     audit = check_samples(
-        lambda rank, world_size: distributed(rank, world_size, whole, drop_last=True),
-        world_size=4,
-        start_epoch=tell_epoch,
-    )
-    assert found(audit) == {"dropped-samples": "info"}
-    assert audit.counts["shared"].sum() == 0
-    assert set(audit.counts["missing"]) <= {1, 5}  # 26 padded each, 26 in batches of 2
-
-    audit = check_samples(
         lambda rank, world_size: DataLoader(
             whole,
-            batch_size=1,
+            batch_size=2,
             sampler=DistributedSampler(whole, world_size, rank, drop_last=True),
         ),
         world_size=4,
@@ -855,25 +849,9 @@ def test_persistent_workers_do_not_hear_of_the_epoch(persistent: bool) -> None:
         data.ShuffledByEpoch(30), batch_size=3, num_workers=1, persistent_workers=persistent
     )
     audit = check_samples(loader, start_epoch=lambda loader, epoch: loader.dataset.set_epoch(epoch))
-    assert audit.counts["missing"].tolist() == [0, 0]
-    same = audit_orders_equal(loader, persistent)
-    assert same is persistent
-
-
-def audit_orders_equal(loader: DataLoader, persistent: bool) -> bool:
-    """Whether the very loader gives one order in two epochs that it was told."""
-    orders = []
-    try:
-        for epoch in range(2):
-            loader.dataset.set_epoch(epoch)
-            orders.append([int(n) for batch in loader for n in batch["id"]])
-    finally:
-        if persistent:
-            from dataloading.watchdog import close_iterator
-
-            close_iterator(loader._iterator)
-            loader._iterator = None
-    return orders[0] == orders[1]
+    assert found(audit) == ({"epoch-not-set": "warning"} if persistent else {})
+    if persistent:
+        assert "persistent_workers=False" in one(audit, "epoch-not-set").advice
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -981,15 +959,8 @@ def test_the_users_persistent_workers_are_left_alone() -> None:
         assert iterator._workers[0].pid == worker
         assert next(iterator).tolist() == [4, 5, 6, 7]
     finally:
-        del iterator
-        workloads_close(loader)
-
-
-def workloads_close(loader: DataLoader) -> None:
-    from dataloading.watchdog import close_iterator
-
-    close_iterator(loader._iterator)
-    loader._iterator = None
+        close_iterator(iterator)
+        loader._iterator = None
 
 
 def test_spawned_workers_deliver_the_same() -> None:
@@ -1107,8 +1078,6 @@ class Thing:
     ],
 )
 def test_fingerprints_tell_contents_apart(one: Any, two: Any) -> None:
-    import copy
-
     assert fingerprint(one) == fingerprint(copy.deepcopy(one))
     assert fingerprint(one) != fingerprint(two)
 
@@ -1122,20 +1091,7 @@ def test_fingerprints_know_images_and_do_not_know_addresses() -> None:
     assert fingerprint(Thing()) == fingerprint(Thing())
 
 
-def test_the_first_fingerprint_is_the_same_in_every_process() -> None:
-    """Sets of text have another order in each process."""
-    import subprocess
-    import sys
-
-    code = "from dataloading.fingerprints import fingerprint as f; print(f({'a', 'b', 'c', 'd'}))"
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**__import__("os").environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(seen) == 1
+def test_fingerprints_do_not_know_the_order_of_a_set() -> None:
+    one, two = {0, 8}, {8, 0}
+    assert list(one) != list(two)  # which depends on what came first
+    assert fingerprint(one) == fingerprint(two)

@@ -42,6 +42,8 @@ from dataloading.preflight import Preflight
 from dataloading.preflight_rules import RULES, check_dataloader
 from dataloading.settings import LoaderSettings
 
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 MIB = 2**20
 MACHINE = Machine(
     usable_cpus=8,
@@ -226,9 +228,7 @@ def found_in(seen: Preflight) -> list[Any]:
 @pytest.fixture
 def file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux's way of sharing tensors, wherever the test runs."""
-    monkeypatch.setattr(
-        "dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor"
-    )
+    monkeypatch.setattr("dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor")
 
 
 @pytest.mark.usefixtures("file_descriptors")
@@ -363,9 +363,7 @@ HEALTHY: dict[str, Callable[[Path], DataLoader]] = {
         faulty.Holding(frame=pd.DataFrame({"x": np.arange(500_000)})), num_workers=2
     ),
     "lazy file": lambda path: DataLoader(faulty.LazyFile(numbers_in(path)), num_workers=2),
-    "a logger": lambda _: DataLoader(
-        faulty.Holding(log=logger_to_screen()), num_workers=2
-    ),
+    "a logger": lambda _: DataLoader(faulty.Holding(log=logger_to_screen()), num_workers=2),
     "empty": lambda _: DataLoader(faulty.Blobs(0), num_workers=2),
     "persistent, spawned": lambda _: DataLoader(
         faulty.Blobs(), num_workers=2, persistent_workers=True, multiprocessing_context="spawn"
@@ -424,9 +422,7 @@ def test_a_10_1_a_class_of_the_notebook_is_named_with_a_recipe(
 
 def test_a_10_3_the_path_to_what_cannot_be_pickled_is_named() -> None:
     chain = faulty.Chain([abs, round, lambda value: value])
-    loader = DataLoader(
-        faulty.Transformed(chain), num_workers=2, multiprocessing_context="spawn"
-    )
+    loader = DataLoader(faulty.Transformed(chain), num_workers=2, multiprocessing_context="spawn")
     found = only(loader, "unpicklable")
     assert found.evidence["path"] == "dataset.transform.transforms[2]"
     assert "dataset.transform.transforms[2]" in found.message
@@ -454,9 +450,7 @@ def test_a_10_4_the_default_start_method_counts_too(on: Callable[..., Machine]) 
 
 
 def test_a_10_8_the_collate_function_of_a_loader_subclass_is_named() -> None:
-    loader = faulty.LambdaLoader(
-        faulty.Blobs(), num_workers=2, multiprocessing_context="spawn"
-    )
+    loader = faulty.LambdaLoader(faulty.Blobs(), num_workers=2, multiprocessing_context="spawn")
     assert only(loader, "unpicklable").evidence["path"] == "collate_fn"
 
 
@@ -519,7 +513,10 @@ def test_several_columns_of_objects_are_named_together() -> None:
     frame = pd.DataFrame({"a": column, "b": column})
     assert most_objects([("dataset.frame", frame)]) == ("dataset.frame[['a', 'b']]", 120_000)
     assert most_objects([("dataset.column", column)]) is None
-    assert most_objects([("dataset.column", pd.concat([column] * 2))]) == ("dataset.column", 120_000)
+    assert most_objects([("dataset.column", pd.concat([column] * 2))]) == (
+        "dataset.column",
+        120_000,
+    )
 
 
 # ---- what is open -------------------------------------------------------------------------------
@@ -709,9 +706,7 @@ def test_a_05_5_the_queues_of_all_living_loaders_are_summed(on: Callable[..., Ma
 def test_a_05_6_a_cache_of_many_tensors_needs_as_many_descriptors(
     on: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor"
-    )
+    monkeypatch.setattr("dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor")
     on(open_files_limit=1024, start_method="spawn")
     cache = [torch.zeros(2) for _ in range(5000)]
     found = only(DataLoader(faulty.Holding(cache=cache), num_workers=2), "file-descriptors-short")
@@ -725,11 +720,11 @@ def test_a_05_6_a_cache_of_many_tensors_needs_as_many_descriptors(
 def test_the_tensors_of_a_batch_are_counted_as_they_are_collated(
     on: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor"
-    )
+    monkeypatch.setattr("dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor")
     on(open_files_limit=16)
-    found = only(DataLoader(workloads.Slow(), batch_size=4, num_workers=2), "file-descriptors-short")
+    found = only(
+        DataLoader(workloads.Slow(), batch_size=4, num_workers=2), "file-descriptors-short"
+    )
     assert found.evidence["tensors_per_batch"] == 2  # the number beside the tensor becomes one
     on(shared_memory_free_bytes=100)
     found = only(DataLoader(workloads.Slow(), batch_size=4, num_workers=1), "shared-memory-short")
@@ -863,15 +858,13 @@ def test_no_tensor_is_moved_to_shared_memory() -> None:
 
 
 def test_something_else_than_a_loader_is_refused() -> None:
-    with pytest.raises(TypeError, match="Expected a torch.utils.data.DataLoader, got list"):
+    with pytest.raises(TypeError, match="only a DataLoader can be checked"):
         check_dataloader([1, 2])  # type: ignore[arg-type]
 
 
 def million(kind: str) -> list[Any]:
     if kind == "strings":
         return [f"image {number}.jpg" for number in range(10**6)]
-    if kind == "dicts":
-        return [{"name": f"image {number}.jpg", "label": number} for number in range(10**6)]
     return [faulty.Record(f"image {number}.jpg", number) for number in range(10**6)]
 
 
@@ -879,7 +872,7 @@ def batch_of_strings(samples: list[Any]) -> list[Any]:
     return samples
 
 
-@pytest.mark.parametrize("kind", ["strings", "dicts", "objects"])
+@pytest.mark.parametrize("kind", ["strings", "objects"])
 def test_a_list_of_a_million_items_takes_a_few_seconds(kind: str) -> None:
     loader = DataLoader(
         million(kind),  # type: ignore[arg-type]
