@@ -26,7 +26,7 @@ from dataloading.comparison import ORDER, Comparison, judge_pairs
 from helper_functions import inspect_machine, monitor_resources, watch_dataloader
 
 STEP_S = 0.005
-STEPS_PER_BLOCK = 200
+STEPS_PER_BLOCK = 100
 IMPORT_ROUNDS = 5
 
 

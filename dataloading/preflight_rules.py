@@ -13,7 +13,7 @@ from dataloading.preflight import Preflight, look_at
 from dataloading.results import format_bytes, format_seconds, format_share
 from dataloading.setup_rules import pins_memory
 
-SLOW_START_S = 1.0  # sending a data set for longer than this is felt at every start
+SLOW_START_S = 0.5  # sending a data set for longer than this is felt at every start
 READ_BACK = 1.0  # a worker needs about as long to unpickle as the main process to pickle
 OBJECT_BYTES = 64  # of private memory that a worker copies for each object it touches
 LARGE_SHARE = 0.1  # of the free memory
@@ -443,9 +443,9 @@ RULES: tuple[Rule, ...] = (
     bad_images_rule,
     no_batch_rule,
     distributed_rule,
+    prefetch_rule,  # what does not even fit into memory does not fit into shared memory either
     shared_memory_rule,
     descriptors_rule,
-    prefetch_rule,
     worker_memory_rule,
     copy_on_write_rule,
     stale_epoch_rule,

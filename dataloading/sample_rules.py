@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from dataloading.codes import SEVERITIES, Finding, finding
 from dataloading.deliveries import Played, sampler_of
@@ -50,10 +56,10 @@ def _on_purpose(loader: DataLoader) -> str | None:
     sampler = sampler_of(loader)
     if getattr(sampler, "replacement", False):
         return f"{type(sampler).__name__} draws with replacement"
-    source = getattr(sampler, "data_source", getattr(sampler, "weights", None))
-    draws = getattr(sampler, "num_samples", None)
-    if source is not None and draws is not None and draws != len(source):
-        return f"{type(sampler).__name__} was told to draw {draws}"
+    if isinstance(sampler, RandomSampler | WeightedRandomSampler):
+        source = sampler.data_source if isinstance(sampler, RandomSampler) else sampler.weights
+        if sampler.num_samples != len(source):
+            return f"{type(sampler).__name__} was told to draw {sampler.num_samples}"
     return None
 
 

@@ -107,7 +107,7 @@ def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None
     return finding(
         "too-few-workers",
         f"Training waits {format_seconds(evidence.wait_s or 0.0)} a step with "
-        f"{evidence.num_workers} workers; {wanted} would keep up better.",
+        f"num_workers={evidence.num_workers}; {wanted} would keep up better.",
         {
             "wait_s": evidence.wait_s,
             "wait_share": evidence.wait_share,

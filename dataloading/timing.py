@@ -100,7 +100,7 @@ class CudaClock:
         self.log = log
         self._cuda = cuda
         self._marks: list[tuple[Any, Any, Any]] = []
-        self._host: list[tuple[int, float, int, bool]] = []
+        self._host: list[tuple[int, float, int, bool, float]] = []
         cuda.synchronize()
 
     def _event(self) -> Any:
@@ -124,18 +124,23 @@ class CudaClock:
     def moved(self) -> None:
         """The copy to the device is queued."""
         self._on_device = self._event()
+        self._busy = METER.busy_s
+        self._called = time.perf_counter()
 
     def stepped(self, epoch: int, samples: int, *, first: bool) -> None:
         """The train step is queued."""
+        busy = METER.busy_s - self._busy
+        # a step that reports its own time tells what else the callable did, such as logging
+        other = max(0.0, time.perf_counter() - self._called - busy) if busy > 0 else 0.0
         self._marks.append((self._start, self._on_device, self._event()))
-        self._host.append((epoch, self._wait, samples, first))
+        self._host.append((epoch, self._wait, samples, first, other))
 
     def finish(self) -> None:
         """Wait for the GPU once and read all events."""
         self._cuda.synchronize()
         self.log.steps_are_training = True
         ended = None
-        for (start, on_device, end), (epoch, wait, samples, first) in zip(
+        for (start, on_device, end), (epoch, wait, samples, first, other) in zip(
             self._marks, self._host, strict=True
         ):
             gap = wait if ended is None or first else ended.elapsed_time(start) / 1e3
@@ -143,10 +148,10 @@ class CudaClock:
             self.log.add(
                 epoch,
                 wait_s=exposed,
-                step_s=on_device.elapsed_time(end) / 1e3,
+                step_s=max(0.0, on_device.elapsed_time(end) / 1e3 - other),
                 samples=samples,
                 transfer_s=start.elapsed_time(on_device) / 1e3,
-                other_s=max(0.0, gap - exposed),
+                other_s=max(0.0, gap - exposed) + other,
             )
             ended = end
         self._marks.clear()
@@ -163,6 +168,9 @@ def measure_dataloader(
     progress: bool = True,
 ) -> LoaderTiming:
     """Measure where the time of a training loop goes.
+
+    Other work inside `train_step` (logging, hooks) is told apart from training where the step is, or
+    calls, one made by `make_train_step` or `simulated_train_step`.
 
     A `DataLoader` is measured through a copy with clocks inside its workers, so the loader, the
     random states and (with `make_train_step`) the model stay as they were. A loader that cannot be

@@ -157,7 +157,8 @@ class WatchedLoader:
 def watch_dataloader(dataloader: Any, *, report: bool = True) -> WatchedLoader:
     """Watch a loader in your own training loop: `for batch in watch_dataloader(loader):`.
 
-    Watching keeps everything as it is: the loader is iterated as your loop would, nothing is
+    Watching sees waiting and the rest of the loop; it cannot tell training from other work in it.
+    It keeps everything as it is: the loader is iterated as your loop would, nothing is
     synchronised, and each step costs a few clock readings.
 
     Args:

@@ -32,7 +32,7 @@ from workloads import linux_only
 
 from dataloading import held_things, preflight
 from dataloading.accelerators import Accelerator
-from dataloading.codes import CODES
+from dataloading.codes import CODES, SEVERITIES
 from dataloading.held_things import Handle, handles_among, most_objects
 from dataloading.machine import Machine
 from dataloading.object_graph import walk
@@ -225,6 +225,11 @@ def found_in(seen: Preflight) -> list[Any]:
     return [found for rule in RULES if (found := rule(seen)) is not None]
 
 
+def check_sight(seen: Preflight) -> list[Any]:
+    """What `check_dataloader` would give, most severe first."""
+    return sorted(found_in(seen), key=lambda one: -SEVERITIES.index(one.severity))
+
+
 @pytest.fixture
 def file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux's way of sharing tensors, wherever the test runs."""
@@ -253,7 +258,7 @@ NOT_A_FAULT: dict[str, Preflight] = {
     "large data set, no workers": sight(
         probes=probe(seconds=5.0), start_method="spawn", settings=LoaderSettings(batch_size=8)
     ),
-    "small data set, spawned": sight(probes=probe(seconds=0.1), start_method="spawn"),
+    "small data set, spawned": sight(probes=probe(seconds=0.05), start_method="spawn"),
     "script class, spawned": sight(probes=probe(in_main=("Mine",)), start_method="spawn"),
     "open file, spawned": sight(handles=FILE, start_method="spawn"),
     "open file, no workers": sight(handles=FILE, settings=LoaderSettings(batch_size=8)),
@@ -282,6 +287,12 @@ NOT_A_FAULT: dict[str, Preflight] = {
 @pytest.mark.parametrize("name", NOT_A_FAULT)
 def test_silence_is_right_where_nothing_is_wrong(name: str) -> None:
     assert found_in(NOT_A_FAULT[name]) == []
+
+
+def test_a_queue_that_exceeds_all_memory_is_named_before_shared_memory() -> None:
+    small = replace(MACHINE, available_memory_bytes=2**30, shared_memory_free_bytes=2**29)
+    found = check_sight(sight(machine=small, peek=batch(300 * MIB)))
+    assert [one.code for one in found] == ["prefetch-memory", "shared-memory-short"]
 
 
 def test_workers_alone_may_weigh_too_much() -> None:
