@@ -41,7 +41,7 @@ from dataloading.preflight_rules import check_dataloader
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.recommendation import Recommendation, recommend_settings
 from dataloading.scaling import ScalingFit, measure_scaling
-from dataloading.settings import LoaderSettings, rebuild_dataloader
+from dataloading.settings import LoaderSettings, check_seconds, rebuild_dataloader
 from dataloading.timing import TrainStep, measure_dataloader
 from dataloading.train_steps import make_train_step, simulated_train_step
 from dataloading.watching import watch_dataloader
@@ -153,6 +153,7 @@ def diagnose_dataloader(
 
     Explained in: notebook 00
     """
+    check_seconds(seconds)
     machine = inspect_machine()
     with monitor_resources() as trace:
         try:
@@ -167,6 +168,8 @@ def diagnose_dataloader(
             if not isinstance(found := getattr(error, "finding", None), Finding):
                 raise  # not an error of the loader: a bad argument, or the train step's own
             return failed_diagnosis(found, machine)
+    if arms.real.failure is not None:
+        return failed_diagnosis(arms.real.failure, machine, arms.real)
     profile, reason = profile_or_reason(dataloader)
     evidence = gather_evidence(
         dataloader, arms, profile, machine=machine, trace=trace, profile_reason=reason

@@ -107,6 +107,8 @@ def measure_arms(
             device=device,
             progress=progress,
         )
+        if real.failure is not None:  # a loader that hangs would only hang again
+            return Arms(real, None, None, None, None, real.notes)
         if train_step is None:
             return Arms(real, None, real, _one_worker(dataloader, seconds, progress, notes), None)
         replay, step_cpu_s = _replay(keeper.batch, train_step, seconds * REPLAY_SHARE)
@@ -215,7 +217,7 @@ def gather_evidence(
         collate_s=workers.collate_cpu_s if workers is not None else None,
         dropped_settings=ineffective_options(dataloader),
         utilization_percent=_utilization(trace),
-        reasons=dict(note.split(": ", 1) for note in arms.notes),
+        reasons=dict(note.split(": ", 1) for note in arms.notes if ": " in note),
         **_sending(dataloader, machine or inspect_machine()),
     )
     if profile is None:

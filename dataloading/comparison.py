@@ -16,6 +16,7 @@ from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
 from dataloading.progress import TimeBar, time_bar
 from dataloading.results import Result, format_ratio
+from dataloading.settings import check_seconds
 from dataloading.timing import LEAST_LIMIT_S, TrainStep, length_of
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, close_iterator, time_limit
@@ -106,8 +107,12 @@ def compare_dataloaders(
 
     Explained in: notebook 09
     """
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"seconds={seconds} must be a finite number above 0.")
+    check_seconds(seconds)
+    for name, loader in (("before", before), ("after", after)):
+        if not hasattr(loader, "__iter__") or isinstance(loader, str | type):
+            raise TypeError(
+                f"{name} must be a loader to iterate over, got {type(loader).__name__}."
+            )
     same = same_samples(before, after)
     if same is False:
         note = "the two loaders do not deliver the same samples"

@@ -137,15 +137,17 @@ def diagnose(
     )
 
 
-def failed_diagnosis(found: Finding, machine: Machine) -> Diagnosis:
-    """The diagnosis of a loader that failed before anything could be measured."""
+def failed_diagnosis(
+    found: Finding, machine: Machine, timing: LoaderTiming | None = None
+) -> Diagnosis:
+    """The diagnosis of a loader that failed, with what was timed before that."""
     return Diagnosis(
         verdict="inconclusive",
         cause=found.code,
         findings=(found,),
         ceilings=ceilings(Evidence(), machine),
         evidence=Evidence(reasons={"steps": found.message}),
-        timing=None,
+        timing=timing,
         profile=None,
         trace=None,
         machine=machine,

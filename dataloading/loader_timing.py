@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dataloading.codes import Finding
 from dataloading.observing import Observed
 from dataloading.results import Result, format_seconds, format_value
 from dataloading.settings import LoaderSettings
@@ -41,6 +42,7 @@ class LoaderTiming(Result):
             `make_train_step` or `simulated_train_step`.
         first_wait_factor: Mean wait of the first epoch (or quarter of the run) over that of the
             rest; None where there is no rest.
+        failure: Why the run was cut short, where the loader was the reason.
         notes: What the reader should know about these figures.
     """
 
@@ -60,6 +62,7 @@ class LoaderTiming(Result):
     observed: Observed | None = None
     steps_are_training: bool = False
     first_wait_factor: float | None = None
+    failure: Finding | None = None
     notes: tuple[str, ...] = ()
 
     derived: ClassVar[tuple[str, ...]] = (
@@ -190,7 +193,10 @@ class LoaderTiming(Result):
             for name in ("wait", "transfer", "step", "other")
         )
         rate = format_value("samples_per_s", self.samples_per_s)
-        return f"{rate}, {format_seconds(self.period_s)} a step ({parts}) over {self.steps} steps"
+        cut = "; cut short: " + self.failure.message if self.failure is not None else ""
+        return (
+            f"{rate}, {format_seconds(self.period_s)} a step ({parts}) over {self.steps} steps{cut}"
+        )
 
     def plot(self, ax: Any = None) -> Any:
         """Draw how the time of a step splits; returns the Axes."""
@@ -252,6 +258,7 @@ class StepLog:
         settings: LoaderSettings | None = None,
         workers: WorkerCosts | None = None,
         observed: Observed | None = None,
+        failure: Finding | None = None,
         note: str | None = None,
     ) -> LoaderTiming:
         """Leave out start-up and prefetch burst, and summarise the rest."""
@@ -284,6 +291,7 @@ class StepLog:
             settings=settings,
             workers=workers,
             observed=observed,
+            failure=failure,
             steps_are_training=self.steps_are_training,
             first_wait_factor=self._first_wait_factor(),
             notes=tuple(notes),

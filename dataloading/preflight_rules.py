@@ -14,7 +14,7 @@ from dataloading.results import format_bytes, format_seconds, format_share
 from dataloading.setup_rules import pins_memory
 
 SLOW_START_S = 0.5  # sending a data set for longer than this is felt at every start
-READ_BACK = 1.0  # a worker needs about as long to unpickle as the main process to pickle
+READ_BACK = 2.5  # a worker takes so many times as long to unpickle: it makes every object anew
 OBJECT_BYTES = 64  # of private memory that a worker copies for each object it touches
 LARGE_SHARE = 0.1  # of the free memory
 BUDGET_SHARE = 0.8  # of what is free may be taken

@@ -18,11 +18,18 @@ from dataloading.model import (
     step_bounds,
 )
 from dataloading.results import Result, format_bytes, format_share, format_value
-from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
+from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings, check_int
 from dataloading.setup_rules import pins_memory
 from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
 
-ELSEWHERE = ("cpu-bound", "collate", "transfer", "per-sample-overhead")  # what no setting mends
+KEEPS_WORKERS = (  # causes that another number of workers does not mend, or makes worse
+    *("serialised-workers", "slow-sampler", "storage-bound", "small-files", "collate", "transfer"),
+    *("thread-oversubscription", "worker-memory-leak", "main-memory-leak"),
+)
+ELSEWHERE = (
+    *("cpu-bound", "collate", "transfer", "per-sample-overhead", "serialised-workers"),
+    *("slow-sampler", "storage-bound", "small-files", "thread-oversubscription", "straggler"),
+)  # what no setting mends
 WORTH_KEEPING_S = 0.01  # workers are kept when that saves more than 1 % of the training
 
 
@@ -94,8 +101,11 @@ def recommend_settings(
 
     Explained in: notebook 00
     """
-    if epochs < 1:
-        raise ValueError(f"epochs={epochs} must be at least 1.")
+    if not isinstance(diagnosis, Diagnosis):
+        raise TypeError(
+            f"Expected a Diagnosis from diagnose_dataloader, got {type(diagnosis).__name__}."
+        )
+    check_int("epochs", epochs, least=1)
     if not 0 < memory_fraction <= 1:
         raise ValueError(f"memory_fraction={memory_fraction} must be above 0 and at most 1.")
     machine = machine or diagnosis.machine
@@ -144,10 +154,10 @@ def _choose_workers(
     wanted = best_workers(costs, step_s, machine)
     cap = worker_cap(machine, costs.cpu_share)
     kept = epochs > 1  # workers will be kept between epochs, see `_choose_persistence`
-    candidates = {
-        n: present.changed(num_workers=n, persistent_workers=kept)
-        for n in {0, 1, wanted, present.num_workers}
-    }
+    numbers = {0, 1, wanted, present.num_workers}
+    if diagnosis.cause == "per-sample-overhead":  # workers only add their hand-over
+        numbers = {0, present.num_workers}
+    candidates = {n: present.changed(num_workers=n, persistent_workers=kept) for n in numbers}
     seconds = {
         n: _epoch_s(s, diagnosis, costs, step_s, machine, epochs) for n, s in candidates.items()
     }
@@ -156,6 +166,9 @@ def _choose_workers(
     now = seconds[present.num_workers]
     if diagnosis.verdict in ("compute-bound", "host-bound") and present.num_workers <= cap:
         reasons["num_workers"] = f"kept: the loader is not the problem ({diagnosis.verdict})"
+        return candidates[present.num_workers]
+    if diagnosis.cause in KEEPS_WORKERS and present.num_workers <= cap:
+        reasons["num_workers"] = f"kept: another number does not mend the cause, {diagnosis.cause}"
         return candidates[present.num_workers]
     if diagnosis.verdict == "inconclusive" and present.num_workers <= cap:
         reasons["num_workers"] = "kept: too few steps were measured to say more"

@@ -15,7 +15,7 @@ from dataloading.borrowing import borrowed
 from dataloading.codes import Finding, finding
 from dataloading.progress import time_bar
 from dataloading.results import Result
-from dataloading.settings import rebuild_dataloader
+from dataloading.settings import check_seconds, rebuild_dataloader
 from dataloading.timing import TrainStep
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import (
@@ -102,6 +102,7 @@ def measure_scaling(
 
     Explained in: notebook 02
     """
+    check_seconds(seconds)
     wanted = sorted({int(size) for size in sizes})
     if len(wanted) < 2 or wanted[0] < 1:
         raise ValueError(f"sizes={list(sizes)} must hold at least two different positive sizes.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import multiprocessing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -193,6 +194,10 @@ def rebuild_dataloader(
             f"Expected a torch.utils.data.DataLoader, got {type(dataloader).__name__}: "
             "only a DataLoader can be built again with other settings."
         )
+    if not isinstance(settings, LoaderSettings):
+        raise TypeError(
+            f"Expected LoaderSettings, got {type(settings).__name__}; write LoaderSettings(...)."
+        )
     kind = type(dataloader)
     if kind.__init__ is not DataLoader.__init__:
         raise TypeError(
@@ -268,6 +273,19 @@ def _batching(dataloader: DataLoader, batch_size: int | None) -> dict[str, Any]:
         "sampler": dataloader.sampler,
         "drop_last": dataloader.drop_last,
     }
+
+
+def check_seconds(seconds: Any) -> None:
+    """Refuse a time budget that is not a finite number above 0.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not above 0, or not finite.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"seconds={seconds!r} must be a number, not {type(seconds).__name__}.")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds={seconds} must be a finite number above 0.")
 
 
 def check_int(name: str, value: Any, *, least: int, optional: bool = False) -> None:

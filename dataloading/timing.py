@@ -15,12 +15,13 @@ import torch
 
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
+from dataloading.codes import Finding
 from dataloading.failures import explain_failure, note_deaths, tells_of_death
 from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.observing import Observer
 from dataloading.progress import TimeBar, time_bar
 from dataloading.progress_notes import Progress
-from dataloading.settings import check_int
+from dataloading.settings import check_int, check_seconds
 from dataloading.train_steps import METER, state_kept
 from dataloading.watchdog import (
     ProbeTimeout,
@@ -224,6 +225,7 @@ def measure_dataloader(
             settings=lent.settings,
             workers=lent.records.summary() if lent.records is not None else None,
             observed=loop.observer.observed(lent.sampler_s),
+            failure=loop.failure,
             note=note,
         )
 
@@ -281,8 +283,7 @@ def tell_failure(error: Exception, progress: Progress | None) -> None:
 
 
 def _check_budget(seconds: float, max_steps: int | None) -> None:
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"seconds={seconds} must be a finite number above 0.")
+    check_seconds(seconds)
     check_int("max_steps", max_steps, least=1, optional=True)
 
 
@@ -341,6 +342,7 @@ class _Loop:
         self.batched = lent.batched
         self.observer = Observer()
         self.progress = lent.records.progress if lent.records is not None else None
+        self.failure: Finding | None = None
         self.doing = "Starting"
         self.epochs = 0
         self.ended_s: float | None = None  # when the last step of the last whole epoch was done
@@ -359,14 +361,11 @@ class _Loop:
         except ProbeTimeout as error:
             if not self.steps:
                 raise
-            return f"{error} The figures are those of the steps before.{self._who_is_stuck(error)}"
+            if self.is_loading:
+                self.failure = explain_failure(error, self.progress)
+            stuck = f" {self.failure.message}" if self.failure is not None else ""
+            return f"{error} The figures are those of the steps before.{stuck}"
         return None
-
-    def _who_is_stuck(self, error: ProbeTimeout) -> str:
-        if self.progress is None or not self.is_loading:
-            return ""
-        found = explain_failure(error, self.progress)
-        return f" {found.message}" if found is not None else ""
 
     @property
     def is_loading(self) -> bool:

@@ -258,7 +258,7 @@ NOT_A_FAULT: dict[str, Preflight] = {
     "large data set, no workers": sight(
         probes=probe(seconds=5.0), start_method="spawn", settings=LoaderSettings(batch_size=8)
     ),
-    "small data set, spawned": sight(probes=probe(seconds=0.05), start_method="spawn"),
+    "small data set, spawned": sight(probes=probe(seconds=0.03), start_method="spawn"),
     "script class, spawned": sight(probes=probe(in_main=("Mine",)), start_method="spawn"),
     "open file, spawned": sight(handles=FILE, start_method="spawn"),
     "open file, no workers": sight(handles=FILE, settings=LoaderSettings(batch_size=8)),
@@ -311,8 +311,8 @@ def test_tensors_shared_by_name_need_no_descriptors(monkeypatch: pytest.MonkeyPa
 def test_starting_is_said_to_last_at_least_so_long_where_pickling_was_cut_short() -> None:
     seen = sight(probes=probe(seconds=1.5, finished=False), start_method="spawn")
     (found,) = found_in(seen)
-    assert "at least 12 s every time" in found.message  # 4 workers x 1.5 s, at both ends
-    assert found.evidence["start_s"] == pytest.approx(12.0)
+    assert "at least 21 s every time" in found.message  # 4 workers x 1.5 s, and reading it back
+    assert found.evidence["start_s"] == pytest.approx(21.0)
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, []), (4, ["missing-distributed-sampler"])])
@@ -481,7 +481,7 @@ def test_sending_a_large_data_set_is_seen_before_it_is_sent(
     rows = [(f"image {number}", number) for number in range(50_000)]
     found = only(DataLoader(faulty.Holding(rows=rows), num_workers=4), "dataset-pickling")
     assert found.evidence["pickled_bytes"] > 50_000 * 8
-    assert found.evidence["start_s"] == pytest.approx(8 * found.evidence["pickling_s"])
+    assert found.evidence["start_s"] == pytest.approx(14 * found.evidence["pickling_s"])
     array = np.zeros((50_000, 20))
     found = only(DataLoader(faulty.Holding(rows=array), num_workers=4), "dataset-pickling")
     assert found.evidence["pickled_bytes"] >= array.nbytes
