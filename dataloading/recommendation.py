@@ -17,7 +17,7 @@ from dataloading.model import (
     resource_needs,
     step_bounds,
 )
-from dataloading.results import Result, format_bytes, format_share, format_value
+from dataloading.results import Result, format_bytes, format_share
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings, check_int
 from dataloading.setup_rules import pins_memory
 from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
@@ -30,7 +30,6 @@ ELSEWHERE = (
     *("cpu-bound", "collate", "transfer", "per-sample-overhead", "serialised-workers"),
     *("slow-sampler", "storage-bound", "small-files", "thread-oversubscription", "straggler"),
 )  # what no setting mends
-WORTH_KEEPING_S = 0.01  # workers are kept when that saves more than 1 % of the training
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -122,9 +121,7 @@ def recommend_settings(
         chosen = _choose_workers(diagnosis, present, costs, step_s, machine, reasons, epochs)
         chosen = _fit(chosen, costs, machine, memory_fraction, reasons, refused)
     chosen = _choose_pinning(chosen, machine, reasons)
-    chosen = _choose_persistence(
-        chosen, diagnosis, costs, machine, epochs, memory_fraction, reasons
-    )
+    chosen = _choose_persistence(chosen, epochs, reasons)
     predicted = gain = None
     if costs is not None and step_s is not None:
         predicted = predict_dataloader(costs, chosen, step_s=step_s, machine=machine)
@@ -312,15 +309,9 @@ def _choose_pinning(
 
 
 def _choose_persistence(
-    settings: LoaderSettings,
-    diagnosis: Diagnosis,
-    costs: BatchCosts | None,
-    machine: Machine,
-    epochs: int,
-    fraction: float,
-    reasons: dict[str, str],
+    settings: LoaderSettings, epochs: int, reasons: dict[str, str]
 ) -> LoaderSettings:
-    """Keep workers between epochs: there is more than one, and they fit."""
+    """Keep workers between epochs, where there are several epochs."""
     if settings.num_workers == 0:
         return replace(settings, persistent_workers=False)
     if epochs == 1:
@@ -337,17 +328,3 @@ def _advice(findings: tuple[Finding, ...]) -> tuple[str, ...]:
 
 def _prefetch(settings: LoaderSettings) -> int:
     return settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR
-
-
-def gain_text(gain: float | None) -> str:
-    """A predicted gain in words.
-
-    Example:
-        >>> gain_text(1.004), gain_text(2.5), gain_text(None)
-        ('no gain predicted', '2.5x the rate predicted', 'gain not predicted')
-    """
-    if gain is None:
-        return "gain not predicted"
-    if abs(gain - 1) < GOOD_ENOUGH - 1:
-        return "no gain predicted"
-    return f"{format_value('x', gain)}x the rate predicted"

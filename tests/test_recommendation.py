@@ -11,8 +11,9 @@ from dataloading.accelerators import Accelerator
 from dataloading.diagnosis import diagnose
 from dataloading.machine import Machine
 from dataloading.model import BatchCosts, resource_needs
-from dataloading.recommendation import gain_text, over_budget, recommend_settings
+from dataloading.recommendation import over_budget, recommend_settings
 from dataloading.settings import LoaderSettings
+from dataloading.wording import predicted_gain
 from dataloading.workers import best_workers, busy_worker_cap, worker_cap
 
 MIB = 2**20
@@ -231,4 +232,4 @@ def test_it_shows_as_one_line_and_as_a_table():
 
 
 def test_gains_in_words():
-    assert gain_text(1.0) == "no gain predicted"
+    assert predicted_gain(1.0) == "no gain predicted"
