@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dataloading.arguments import check_loader, check_seconds, check_train_step
 from dataloading.arms import gather_evidence, measure_arms, profile_or_reason
 from dataloading.audit import SampleAudit, check_samples
 from dataloading.codes import Finding
@@ -41,7 +42,7 @@ from dataloading.preflight_rules import check_dataloader
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.recommendation import Recommendation, recommend_settings
 from dataloading.scaling import ScalingFit, measure_scaling
-from dataloading.settings import LoaderSettings, check_seconds, rebuild_dataloader
+from dataloading.settings import LoaderSettings, rebuild_dataloader
 from dataloading.timing import TrainStep, measure_dataloader
 from dataloading.train_steps import make_train_step, simulated_train_step
 from dataloading.watching import watch_dataloader
@@ -153,6 +154,8 @@ def diagnose_dataloader(
 
     Explained in: notebook 00
     """
+    check_loader(dataloader)
+    check_train_step(train_step)
     check_seconds(seconds)
     machine = inspect_machine()
     with monitor_resources() as trace:

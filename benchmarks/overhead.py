@@ -3,8 +3,9 @@
     python -m benchmarks.overhead [--pairs 20]
 
 Every figure is a ratio within one run: blocks with and without watching alternate (ABBA), and each
-pair gives one ratio. The step is fixed work (matrix products), so whatever watching takes from the
-CPU or the interpreter shows as lost throughput.
+pair gives one ratio. The step waits 5 ms, as for an accelerator: what watching takes from the
+interpreter delays it. With --computing the step is fixed work on the CPU instead, which shows what
+watching takes from the CPU too, but only on a quiet machine: the control says how far to trust it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
 import pandas as pd
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
+from dataloading.borrowing import borrowed
 from dataloading.comparison import ORDER, Comparison, judge_pairs
+from dataloading.watchdog import close_iterator
 from helper_functions import inspect_machine, monitor_resources, watch_dataloader
 
 STEP_S = 0.005
 STEPS_PER_BLOCK = 100
+SAMPLES_PER_BATCH = 16
+WORKERS = 2
 IMPORT_ROUNDS = 5
 
 
@@ -47,7 +51,21 @@ class FixedWork:
             torch.mm(self.matrix, self.matrix)
 
 
-def plain_block(step: FixedWork) -> float:
+class Waiting(Dataset[int]):
+    """Samples that wait, so that a batch of them takes as long as a step."""
+
+    def __len__(self) -> int:
+        return (STEPS_PER_BLOCK + WORKERS * 2) * SAMPLES_PER_BATCH
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(STEP_S / SAMPLES_PER_BATCH)
+        return index
+
+
+Step = Callable[[], object]
+
+
+def plain_block(step: Step) -> float:
     """Seconds of one block of steps."""
     started = time.perf_counter()
     for _ in range(STEPS_PER_BLOCK):
@@ -55,19 +73,44 @@ def plain_block(step: FixedWork) -> float:
     return time.perf_counter() - started
 
 
-def monitored_block(step: FixedWork) -> float:
+def monitored_block(step: Step) -> float:
     """The same while the resource monitor runs; its start and end are not part of a step."""
     with monitor_resources():
         return plain_block(step)
 
 
-def loader_block(step: FixedWork, wrap: Callable[[DataLoader], object]) -> float:
+def loader_block(step: Step, wrap: Callable[[DataLoader], object]) -> float:
     """Seconds of one epoch of steps over a loader without work of its own."""
     loader = DataLoader(range(STEPS_PER_BLOCK * 4), batch_size=4)
     started = time.perf_counter()
     for _ in wrap(loader):  # type: ignore[attr-defined]
         step()
     return time.perf_counter() - started
+
+
+def clocked_block(*, clocks: bool) -> float:
+    """Seconds of an epoch of a loader alone, its one worker with or without clocks inside."""
+    loader = DataLoader(Waiting(), batch_size=SAMPLES_PER_BATCH, num_workers=1)
+    with borrowed(loader, clocks=clocks) as lent:
+        iterator = iter(lent.loader)
+        for _ in range(WORKERS * 2):
+            next(iterator)
+        started = time.perf_counter()
+        for _ in range(STEPS_PER_BLOCK):
+            next(iterator)
+        return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def workers_running() -> Iterator[None]:
+    """Workers of a loader in the background, idle, for the monitor to watch."""
+    loader = DataLoader(range(100), num_workers=WORKERS, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    try:
+        yield
+    finally:
+        close_iterator(iterator)
 
 
 def interleave(before: Callable[[], float], after: Callable[[], float], pairs: int) -> Comparison:
@@ -119,7 +162,8 @@ def show(what: str, result: Comparison) -> None:
     print(
         f"{what}: costs {1 - result.ratio:+.2%} of throughput "
         f"(95 % interval {low:+.2%} to {high:+.2%}, {len(result.pairs)} pairs of "
-        f"{STEPS_PER_BLOCK} steps)"
+        f"{STEPS_PER_BLOCK} steps)",
+        flush=True,
     )
 
 
@@ -127,26 +171,37 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=20)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--computing", action="store_true", help="the step computes on the CPU")
+    options = parser.parse_args()
     print(inspect_machine())
     print(f"import helper_functions: {import_ratio():.2f} x import torch")
-    threads: AbstractContextManager[None] = single_thread()
-    with threads:
-        step = FixedWork()
-        print(f"one step: {plain_block(step) / STEPS_PER_BLOCK * 1e3:.2f} ms")
-        show("A/A control", interleave(lambda: plain_block(step), lambda: plain_block(step), pairs))
-        show(
-            "monitor_resources",
-            interleave(lambda: plain_block(step), lambda: monitored_block(step), pairs),
-        )
-        show(
-            "watch_dataloader",
-            interleave(
-                lambda: loader_block(step, lambda loader: loader),
-                lambda: loader_block(step, lambda loader: watch_dataloader(loader, report=False)),
-                pairs,
+    with single_thread():
+        step: Step = FixedWork() if options.computing else lambda: time.sleep(STEP_S)
+        kind = "computes" if options.computing else "waits"
+        seconds = plain_block(step) / STEPS_PER_BLOCK
+        print(f"a step {kind} {seconds * 1e3:.2f} ms")
+
+        def loading(wrap: Callable[[DataLoader], object]) -> Callable[[], float]:
+            return lambda: loader_block(step, wrap)
+
+        def plain() -> float:
+            return plain_block(step)
+
+        arms = {
+            "A/A control": (plain, plain),
+            "monitor_resources": (plain, lambda: monitored_block(step)),
+            "watch_dataloader": (
+                loading(lambda loader: loader),
+                loading(lambda loader: watch_dataloader(loader, report=False)),
             ),
-        )
+            "clocks inside workers": (
+                lambda: clocked_block(clocks=False),
+                lambda: clocked_block(clocks=True),
+            ),
+        }
+        with workers_running():
+            for what, (before, after) in arms.items():
+                show(what, interleave(before, after, options.pairs))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import DataLoader
 
+from dataloading.arguments import check_int
 from dataloading.codes import Finding
 from dataloading.deliveries import Played, StartEpoch, play_epochs
 from dataloading.randomness import EPOCHS, RANKS, RandomnessProbe, compare_draws
@@ -104,8 +105,12 @@ def check_samples(
 
     Explained in: notebook 08
     """
-    if world_size < 1 or epochs < 1:
-        raise ValueError(f"world_size={world_size} and epochs={epochs} must be at least 1.")
+    check_int("world_size", world_size, least=1)
+    check_int("epochs", epochs, least=1)
+    if start_epoch is not None and not callable(start_epoch):
+        raise TypeError(
+            f"Expected a function start_epoch(dataloader, epoch), got {type(start_epoch).__name__}."
+        )
     if isinstance(make_dataloader, DataLoader) and world_size > 1:
         raise ValueError(
             "With several ranks, give a function make_dataloader(rank, world_size); one loader "

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch.utils.data import SequentialSampler
 
+from dataloading.arguments import check_device, check_loader, check_seconds, check_train_step
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
 from dataloading.progress import TimeBar, time_bar
-from dataloading.results import Result, format_ratio
-from dataloading.settings import check_seconds
+from dataloading.results import Result, format_count, format_ratio
 from dataloading.timing import LEAST_LIMIT_S, TrainStep, length_of
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, close_iterator, time_limit
@@ -44,7 +44,8 @@ class Comparison(Result):
     Attributes:
         ratio: Rate after over rate before (samples/s); above 1, after is faster. None where the
             two could not be compared.
-        interval: 95 % bootstrap interval of the ratio; None likewise.
+        interval: 95 % bootstrap interval of the ratio; None likewise, and with fewer than six
+            pairs, which give none worth the name.
         verdict: `faster`, `slower`, `no difference shown`, or `not comparable`.
         pairs: DataFrame with a row per pair of blocks: `before_samples_per_s`,
             `after_samples_per_s`, `ratio`, `before_steps`, `after_steps`.
@@ -61,13 +62,19 @@ class Comparison(Result):
 
     def summary(self) -> str:
         """Ratio, interval and verdict."""
-        if self.ratio is None or self.interval is None:
+        if self.ratio is None:
             return f"{self.verdict} ({'; '.join(self.notes)})"
-        low, high = self.interval
         return (
-            f"after runs at {format_ratio(self.ratio)}x the rate of before (95 % interval "
-            f"{format_ratio(low)} to {format_ratio(high)}, {len(self.pairs)} pairs): {self.verdict}"
+            f"after runs at {format_ratio(self.ratio)}x the rate of before "
+            f"({self.interval_text()}): {self.verdict}"
         )
+
+    def interval_text(self) -> str:
+        """The interval and the number of pairs behind it, in words."""
+        if self.interval is None:
+            return f"no interval: {len(self.pairs)} of the {FEWEST_PAIRS} pairs it takes"
+        low, high = map(format_ratio, self.interval)
+        return f"95 % interval {low} to {high}, {len(self.pairs)} pairs"
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the pairs and the interval; returns the Axes."""
@@ -108,11 +115,10 @@ def compare_dataloaders(
     Explained in: notebook 09
     """
     check_seconds(seconds)
-    for name, loader in (("before", before), ("after", after)):
-        if not hasattr(loader, "__iter__") or isinstance(loader, str | type):
-            raise TypeError(
-                f"{name} must be a loader to iterate over, got {type(loader).__name__}."
-            )
+    check_loader(before, "before")
+    check_loader(after, "after")
+    check_train_step(train_step)
+    on_device = check_device(device)
     same = same_samples(before, after)
     if same is False:
         note = "the two loaders do not deliver the same samples"
@@ -123,8 +129,8 @@ def compare_dataloaders(
         borrowed(after) as second,
         state_kept(train_step),
         time_bar(seconds, "Comparing before and after", progress) as bar,
-        Stream(first, "before", train_step, device, bar, doing) as before_stream,
-        Stream(second, "after", train_step, device, bar, doing) as after_stream,
+        Stream(first, "before", train_step, on_device, bar, doing) as before_stream,
+        Stream(second, "after", train_step, on_device, bar, doing) as after_stream,
     ):
         streams = {"before": before_stream, "after": after_stream}
         with time_limit(max(seconds, START_LIMIT_S), lambda: doing[0]):
@@ -143,14 +149,14 @@ class Stream:
         lent: Borrowed,
         name: str,
         train_step: TrainStep | None,
-        device: str | torch.device | None,
+        device: torch.device | None,
         bar: TimeBar,
         doing: list[str],
     ) -> None:
         self.loader = lent.loader
         self.name = name
         self.train_step = train_step
-        self.device = None if device is None else torch.device(device)
+        self.device = device
         self.bar = bar
         self.doing = doing
         self.iterator: Any = None
@@ -292,23 +298,32 @@ def judge_pairs(
         notes: Passed on.
 
     Returns:
-        A `Comparison`. Fewer than six pairs give no verdict but `no difference shown`.
+        A `Comparison`. Fewer than six pairs give no interval, and the verdict
+        `no difference shown`.
+
+    Raises:
+        ValueError: No pair, or a ratio that is not a positive number.
     """
-    logs = np.log(pairs["ratio"].to_numpy(dtype=float))
+    ratios = pairs["ratio"].to_numpy(dtype=float)
+    if len(ratios) == 0 or not (np.isfinite(ratios).all() and (ratios > 0).all()):
+        raise ValueError(
+            f"pairs must hold at least one ratio, all positive numbers, got {ratios.tolist()}."
+        )
+    logs = np.log(ratios)
     ratio = float(np.exp(logs.mean()))
-    low, high = bootstrap_interval(logs)
-    interval = (float(np.exp(low)), float(np.exp(high)))
-    notes = list(notes)
     if len(logs) < FEWEST_PAIRS:
-        verdict = "no difference shown"
-        notes.append(f"only {len(logs)} pairs fit into the time; {FEWEST_PAIRS} are needed")
-    elif interval[0] > 1:
+        note = (
+            f"{format_count(len(logs), 'pair')} fit into the time, {FEWEST_PAIRS} are needed; "
+            "allow more seconds"
+        )
+        return Comparison(ratio, None, "no difference shown", pairs, same, (*notes, note))
+    low, high = map(float, np.exp(bootstrap_interval(logs)))
+    verdict = "no difference shown"
+    if low > 1:
         verdict = "faster"
-    elif interval[1] < 1:
+    elif high < 1:
         verdict = "slower"
-    else:
-        verdict = "no difference shown"
-    return Comparison(ratio, interval, verdict, pairs, same, tuple(notes))
+    return Comparison(ratio, (low, high), verdict, pairs, same, tuple(notes))
 
 
 def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
 from dataloading.memory_rules import MEMORY_RULES
 from dataloading.profiling import SampleProfile
-from dataloading.results import Result, format_value
+from dataloading.results import Result, format_count, format_value
 from dataloading.setup_rules import SETUP_RULES
 from dataloading.time_rules import TIME_RULES
 from dataloading.verdict import judge
@@ -75,7 +75,7 @@ class Diagnosis(Result):
         """Verdict, cause and the share of waiting."""
         share = format_value("wait_share", self.evidence.wait_share)
         cause = f", cause {self.cause}" if self.cause else ""
-        return f"{self.verdict}{cause} (waiting {share} of the time, {self.evidence.steps} steady steps)"
+        return f"{self.verdict}{cause} (waiting {share} of the time, {format_count(self.evidence.steps, 'steady step')})"
 
     def rows(self) -> list[tuple[str, Any]]:
         """Verdict, findings and ceilings."""

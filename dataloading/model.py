@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dataloading.arguments import check_amount
 from dataloading.machine import Machine, inspect_machine
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result, format_seconds, format_share, format_value
@@ -200,14 +201,21 @@ def predict_dataloader(
         A `Prediction`.
 
     Raises:
-        ValueError: `step_s` is negative.
+        TypeError: An argument is of another kind.
+        ValueError: `step_s` is negative or not finite.
 
     Explained in: notebook 00
     """
-    if not step_s >= 0:
-        raise ValueError(f"step_s={step_s} must be at least 0 seconds.")
+    check_amount("step_s", step_s)
     machine = machine or inspect_machine()
     costs = BatchCosts.of(profile) if isinstance(profile, SampleProfile) else profile
+    for name, value, kind in (
+        ("a SampleProfile from profile_samples", costs, BatchCosts),
+        ("LoaderSettings", settings, LoaderSettings),
+        ("a Machine from inspect_machine", machine, Machine),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"Expected {name}, got {type(value).__name__}.")
     costs = costs.for_batch_size(settings.batch_size)
     bounds = step_bounds(costs, settings, step_s, machine)
     limit = max(bounds, key=lambda part: bounds[part])

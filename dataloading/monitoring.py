@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from dataloading.arguments import check_seconds
 from dataloading.cpus import usable_cpu_count
 from dataloading.nvml import NVML, OK, SAMPLE_BUFFER, TORCH, Device, Nvml, Reading, choose_reading
 from dataloading.patterns import Pattern, Trend, classify_pattern, classify_trend
@@ -110,7 +111,8 @@ class ResourceMonitor:
         nvml: Nvml | None = None,
         tree: ProcessTree | None = None,
     ) -> None:
-        if not MIN_INTERVAL_S <= interval_s < math.inf:
+        check_seconds(interval_s, "interval_s")
+        if interval_s < MIN_INTERVAL_S:
             raise ValueError(
                 f"interval_s={interval_s} is out of range: use {MIN_INTERVAL_S} s or more, as the "
                 "system counts CPU time in steps of 10 ms and shorter readings show mostly rounding"

@@ -44,7 +44,9 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
     """
     pairs = comparison.pairs
     ax = axes_for(ax, min(1.9 + 0.5 * ROW_IN * len(pairs), TALLEST_IN))
-    if comparison.ratio is None or comparison.interval is None or not len(pairs):
+    if comparison.ratio is None or not {"before_samples_per_s", "after_samples_per_s"} <= set(
+        pairs
+    ):
         reason = "; ".join(comparison.notes) or "no pair of blocks was measured"
         return say_instead(ax, f"Before and after: {comparison.verdict}", reason)
     before = pairs["before_samples_per_s"].to_numpy(dtype=float)
@@ -68,7 +70,7 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
     ax.scatter(after, rows, s=44, color=ACCENT, marker="D", label="after", zorder=3)
 
     # The interval of the ratio, drawn around the typical rate before, so that both share one axis.
-    low, high = comparison.interval
+    low, high = comparison.interval or (comparison.ratio, comparison.ratio)
     typical = float(np.exp(np.log(before).mean()))
     bottom = len(pairs) + 1.6
     ax.axhline(len(pairs) + 0.8, color=soft, linewidth=0.8, alpha=0.6)
@@ -89,7 +91,7 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
         ax,
         middle,
         bottom + 0.65,
-        f"×{format_ratio(comparison.ratio)}  ({format_ratio(low)} to {format_ratio(high)})",
+        _ratio_text(comparison),
         ha="right"
         if middle > left + 0.75 * (right - left)
         else "left"
@@ -103,12 +105,26 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
     ax.set_xlim(max(0.0, left - margin), right + margin)
     every = max(1, round(len(pairs) / 12))
     shown = rows[::every]
-    ax.set_yticks([*shown, bottom], [*(f"pair {n}" for n in shown), "ratio and\n95 % interval"])
+    ax.set_yticks(
+        [*shown, bottom],
+        [
+            *(f"pair {n}" for n in shown),
+            "ratio and\n95 % interval" if comparison.interval else "ratio",
+        ],
+    )
     for label in ax.get_yticklabels()[:-1]:
         label.set_fontsize(SMALL_SIZE)
     dress(ax, title=f"Before and after: {_verdict(comparison)}", xlabel="samples/s")
     legend_below(ax)
     return ax
+
+
+def _ratio_text(comparison: Comparison) -> str:
+    ratio = f"×{format_ratio(comparison.ratio or 1.0)}"
+    if comparison.interval is None:
+        return f"{ratio}  (too few pairs for an interval)"
+    low, high = map(format_ratio, comparison.interval)
+    return f"{ratio}  ({low} to {high})"
 
 
 def _verdict(comparison: Comparison) -> str:

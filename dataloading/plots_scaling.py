@@ -53,12 +53,10 @@ def plot_scaling(fit: ScalingFit, ax: Axes | None = None) -> Axes:
     ax.set_yscale("log")
     _label_points(ax, sizes, seconds)
     low, high = fit.interval
-    known_interval = (
-        f" (95 % interval {low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ""
-    )
+    known_interval = f" ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ""
     dress(
         ax,
-        title=f"Epoch time grows as size to the power {fit.exponent:.2f}{known_interval}",
+        title=f"Epoch time ~ size to the power {fit.exponent:.2f}{known_interval}",
         xlabel="samples in the data set (logarithmic)",
         ylabel="time of an epoch (logarithmic)",
         grid="y",

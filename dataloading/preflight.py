@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Subset
 
+from dataloading.arguments import check_int
 from dataloading.held_things import (
     Handle,
     generators_kept,
@@ -99,6 +100,7 @@ def look_at(
             f"Expected a torch.utils.data.DataLoader, got {type(dataloader).__name__}: only a "
             "DataLoader can be checked before it starts."
         )
+    check_int("epochs", epochs, least=1, optional=True)
     settings = LoaderSettings.of(dataloader)
     machine = inspect_machine()
     method = settings.multiprocessing_context or machine.start_method

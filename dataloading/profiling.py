@@ -29,9 +29,9 @@ from torch.utils.data import (
     default_collate,
 )
 
+from dataloading.arguments import check_int
 from dataloading.batches import batch_bytes, clone_batch, count_tensors
 from dataloading.results import Result, format_bytes, format_seconds, format_share
-from dataloading.settings import check_int
 from dataloading.thread_counters import read_counters
 from dataloading.watchdog import (
     ProbeTimeout,

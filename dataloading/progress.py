@@ -18,7 +18,6 @@ class TimeBar:
         self._total_s = total_s
         self._started = time.perf_counter()
         self._next = self._started + REFRESH_S
-        self._shown = 0.0
 
     def update(self, note: str = "") -> None:
         """Move the bar to the time that has passed."""
@@ -28,8 +27,8 @@ class TimeBar:
         passed = min(now - self._started, self._total_s)
         if note:
             self._bar.set_postfix_str(note, refresh=False)  # type: ignore[attr-defined]
-        self._bar.update(passed - self._shown)  # type: ignore[attr-defined]
-        self._shown = passed
+        self._bar.n = passed  # type: ignore[attr-defined]  # adding up would round past the total
+        self._bar.refresh()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -46,5 +45,5 @@ def time_bar(total_s: float, doing: str, enabled: bool = True) -> Iterator[TimeB
         monitor_interval = 0  # tqdm's monitor thread would outlive the bar
 
     template = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s{postfix}"
-    with Bar(total=round(total_s, 1), desc=doing, bar_format=template, leave=False) as bar:
+    with Bar(total=total_s, desc=doing, bar_format=template, leave=False) as bar:
         yield TimeBar(bar, total_s)

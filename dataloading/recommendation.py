@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dataloading.arguments import check_int
 from dataloading.codes import Finding
 from dataloading.diagnosis import Diagnosis
 from dataloading.machine import Machine
@@ -18,7 +19,7 @@ from dataloading.model import (
     step_bounds,
 )
 from dataloading.results import Result, format_bytes, format_share
-from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings, check_int
+from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
 from dataloading.setup_rules import pins_memory
 from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
 

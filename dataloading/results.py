@@ -119,6 +119,16 @@ def format_share(share: float, digits: int = 0) -> str:
     return f"{share * 100:.{digits}f} %"
 
 
+def format_count(count: int, noun: str) -> str:
+    """A number of things, in the plural where it is not one.
+
+    Example:
+        >>> format_count(1, "pair"), format_count(1200, "step")
+        ('1 pair', '1,200 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_ratio(ratio: float) -> str:
     """Two decimals, or two figures where that would say too little.
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
+from dataloading.arguments import check_int, check_loader, check_seconds, check_train_step
 from dataloading.borrowing import borrowed
 from dataloading.codes import Finding, finding
 from dataloading.progress import time_bar
 from dataloading.results import Result
-from dataloading.settings import check_seconds, rebuild_dataloader
+from dataloading.settings import rebuild_dataloader
 from dataloading.timing import TrainStep
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import (
@@ -92,6 +93,7 @@ def measure_scaling(
         A `ScalingFit`.
 
     Raises:
+        TypeError: `make_dataloader` is no function or gives no loader, or a size is no whole number.
         ValueError: Fewer than two sizes, or one that is not positive, or an empty loader.
         ProbeTimeout: The sizes could not be gone through once.
 
@@ -102,10 +104,14 @@ def measure_scaling(
 
     Explained in: notebook 02
     """
+    if not callable(make_dataloader):
+        raise TypeError(
+            f"Expected a function make_dataloader(size), got {type(make_dataloader).__name__}: "
+            "one loader has one size."
+        )
     check_seconds(seconds)
-    wanted = sorted({int(size) for size in sizes})
-    if len(wanted) < 2 or wanted[0] < 1:
-        raise ValueError(f"sizes={list(sizes)} must hold at least two different positive sizes.")
+    check_train_step(train_step)
+    wanted = _checked_sizes(sizes)
     times: dict[int, list[float]] = {size: [] for size in wanted}
     notes = []
     begun = time.perf_counter()
@@ -117,11 +123,12 @@ def measure_scaling(
     ):
         try:
             with time_limit(seconds + OVERRUN_S, lambda: doing):
-                here = _too_short_for_workers(make_dataloader(wanted[0]))
+                here = _too_short_for_workers(_made(make_dataloader, wanted[0]))
                 for number in range(MOST_ROUNDS):
                     for size in wanted if number % 2 == 0 else reversed(wanted):
                         doing = f"An epoch of {size} samples"
-                        times[size].append(_epoch_s(make_dataloader(size), train_step, here))
+                        loader = _made(make_dataloader, size)
+                        times[size].append(_epoch_s(loader, train_step, here))
                         bar.update()
                     spent = time.perf_counter() - begun
                     if spent * (number + 2) / (number + 1) > seconds:
@@ -134,6 +141,24 @@ def measure_scaling(
         notes.append("Measured without workers: the smallest set has too few batches to time them")
     medians = np.array([float(np.median(times[size])) for size in wanted])
     return fit_growth(np.array(wanted), medians, notes)
+
+
+def _made(make_dataloader: Callable[[int], Iterable[Any]], size: int) -> Iterable[Any]:
+    loader = make_dataloader(size)
+    check_loader(loader, f"what make_dataloader({size}) returns")
+    return loader
+
+
+def _checked_sizes(sizes: Any) -> list[int]:
+    """The sizes, each once, in ascending order."""
+    if isinstance(sizes, str) or not isinstance(sizes, Iterable):
+        raise TypeError(f"Expected sizes to be a list of whole numbers, got {sizes!r}.")
+    given = [size.item() if isinstance(size, np.generic) else size for size in sizes]
+    for size in given:
+        check_int("a size", size, least=1)
+    if len(set(given)) < 2:
+        raise ValueError(f"sizes={given} must hold at least two different sizes.")
+    return sorted(set(given))
 
 
 def _too_short_for_workers(dataloader: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import multiprocessing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
+from dataloading.arguments import check_int
 from dataloading.results import Result
 from dataloading.watchdog import loader_warnings_hidden
 
@@ -273,26 +273,3 @@ def _batching(dataloader: DataLoader, batch_size: int | None) -> dict[str, Any]:
         "sampler": dataloader.sampler,
         "drop_last": dataloader.drop_last,
     }
-
-
-def check_seconds(seconds: Any) -> None:
-    """Refuse a time budget that is not a finite number above 0.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is not above 0, or not finite.
-    """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"seconds={seconds!r} must be a number, not {type(seconds).__name__}.")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"seconds={seconds} must be a finite number above 0.")
-
-
-def check_int(name: str, value: Any, *, least: int, optional: bool = False) -> None:
-    """Refuse anything but a whole number of at least `least` (or, if optional, None), by name."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a whole number, not {type(value).__name__}.")
-    if value < least:
-        raise ValueError(f"{name}={value} must be at least {least}.")

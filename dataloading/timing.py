@@ -13,6 +13,13 @@ from typing import Any
 
 import torch
 
+from dataloading.arguments import (
+    check_device,
+    check_int,
+    check_loader,
+    check_seconds,
+    check_train_step,
+)
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
 from dataloading.codes import Finding
@@ -21,7 +28,6 @@ from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.observing import Observer
 from dataloading.progress import TimeBar, time_bar
 from dataloading.progress_notes import Progress
-from dataloading.settings import check_int, check_seconds
 from dataloading.train_steps import METER, state_kept
 from dataloading.watchdog import (
     ProbeTimeout,
@@ -201,8 +207,11 @@ def measure_dataloader(
 
     Explained in: notebook 01
     """
-    check_iterable(dataloader)
-    _check_budget(seconds, max_steps)
+    check_loader(dataloader)
+    check_train_step(train_step)
+    check_seconds(seconds)
+    check_int("max_steps", max_steps, least=1, optional=True)
+    on_device = check_device(device)
     with borrowed(dataloader, clocks=True) as lent, state_kept(train_step):
         log = StepLog(steps_per_epoch=length_of(dataloader))
         clock = _make_clock(log)
@@ -210,7 +219,7 @@ def measure_dataloader(
             "Measuring the loader alone" if train_step is None else "Measuring the training loop"
         )
         with time_bar(seconds, doing, progress) as bar:
-            loop = _Loop(lent, train_step, clock, max_steps=max_steps, device=device, bar=bar)
+            loop = _Loop(lent, train_step, clock, max_steps=max_steps, device=on_device, bar=bar)
             try:
                 note = loop.run(seconds)
             except Exception as error:
@@ -282,17 +291,6 @@ def tell_failure(error: Exception, progress: Progress | None) -> None:
         error.finding = found  # type: ignore[attr-defined]
 
 
-def _check_budget(seconds: float, max_steps: int | None) -> None:
-    check_seconds(seconds)
-    check_int("max_steps", max_steps, least=1, optional=True)
-
-
-def check_iterable(dataloader: Any) -> None:
-    """Refuse what cannot be iterated over, with a `TypeError` that says what was expected."""
-    if not hasattr(dataloader, "__iter__") and not hasattr(dataloader, "__getitem__"):
-        raise TypeError(f"Expected a loader to iterate over, got {type(dataloader).__name__}.")
-
-
 def length_of(dataloader: Any) -> int | None:
     """Batches of an epoch, or None where the loader does not know."""
     try:
@@ -304,6 +302,8 @@ def length_of(dataloader: Any) -> int | None:
 def _nothing_delivered(dataloader: Any) -> str:
     text = "The loader delivered no batch"
     dataset = getattr(dataloader, "dataset", None)
+    if isinstance(dataloader, Iterator):
+        return f"{text}: a generator can be gone through only once, and this one is used up."
     if dataset is None:
         return f"{text}; expected an iterable that yields batches."
     return (
@@ -327,7 +327,7 @@ class _Loop:
         clock: HostClock | CudaClock,
         *,
         max_steps: int | None,
-        device: str | torch.device | None,
+        device: torch.device | None,
         bar: TimeBar,
     ) -> None:
         self.dataloader = lent.loader
@@ -337,7 +337,7 @@ class _Loop:
         self.log = clock.log
         self.steps = 0
         self.max_steps = max_steps
-        self.device = None if device is None else torch.device(device)
+        self.device = device
         self.bar = bar
         self.batched = lent.batched
         self.observer = Observer()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dataloading.arguments import check_amount, check_device
 from dataloading.batches import move_to, parts_of
 
 
@@ -61,8 +62,7 @@ def simulated_train_step(seconds: float) -> SimulatedStep:
 
     Explained in: notebook 00
     """
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"seconds={seconds} must be a finite number of at least 0.")
+    check_amount("seconds", seconds)
     return SimulatedStep(float(seconds))
 
 
@@ -134,6 +134,10 @@ def make_train_step(
         A callable `train_step(batch)` that returns the loss as a float. A batch is
         `(inputs, targets)`, or a mapping whose first two values are these.
 
+    Raises:
+        TypeError: An argument is of another kind, such as a class in place of an object.
+        ValueError: The device does not exist here.
+
     Example:
         >>> model = torch.nn.Linear(3, 2)
         >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -143,12 +147,21 @@ def make_train_step(
 
     Explained in: notebook 01
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"Expected model to be a torch.nn.Module object, got {model!r}.")
+    if not callable(loss_fn):
+        raise TypeError(f"Expected a function loss_fn(predictions, targets), got {loss_fn!r}.")
+    if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
+        raise TypeError(
+            f"Expected an optimizer such as torch.optim.SGD(model.parameters()), got {optimizer!r}."
+        )
+    device = check_device(device)
     if device is None:
         first = next(model.parameters(), None)
         device = first.device if first is not None else torch.device("cpu")
     else:
         model.to(device)
-    return TrainStep(model, loss_fn, optimizer, torch.device(device))
+    return TrainStep(model, loss_fn, optimizer, device)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:

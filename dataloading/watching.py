@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from dataloading.arguments import check_loader
 from dataloading.batches import count_samples
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
@@ -16,7 +17,6 @@ from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.machine import inspect_machine
 from dataloading.results import format_seconds, format_value
 from dataloading.settings import LoaderSettings, ineffective_options
-from dataloading.timing import check_iterable
 
 STEPS_KEPT = 20_000  # per loader; a run of days must not fill the memory with its own timings
 
@@ -180,5 +180,5 @@ def watch_dataloader(dataloader: Any, *, report: bool = True) -> WatchedLoader:
 
     Explained in: notebook 01
     """
-    check_iterable(dataloader)
+    check_loader(dataloader)
     return WatchedLoader(dataloader, report=report)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dataloading.codes import CODES
 from dataloading.evidence import FEWEST_STEPS
 from dataloading.recommendation import Recommendation
-from dataloading.results import MISSING, format_ratio, format_seconds, format_value
+from dataloading.results import MISSING, format_count, format_ratio, format_seconds, format_value
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
 from dataloading.workers import GOOD_ENOUGH
 
@@ -60,14 +60,15 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
     >>> from dataloading.evidence import Evidence
     >>> from dataloading.machine import Machine
     >>> verdict_sentence(diagnose(Evidence(), Machine(usable_cpus=2)))
-    'No verdict: 0 steady steps prove nothing; measure longer.'
+    'No verdict: from 0 steady steps nothing can be concluded; measure longer.'
     """
     evidence = diagnosis.evidence
     wait = format_value("wait_share", evidence.wait_share)
     if diagnosis.verdict == "inconclusive":
         if evidence.steps >= FEWEST_STEPS:
             return "No verdict: the share of waiting is not known."
-        return f"No verdict: {evidence.steps} steady steps prove nothing; measure longer."
+        steps = format_count(evidence.steps, "steady step")
+        return f"No verdict: from {steps} nothing can be concluded; measure longer."
     if diagnosis.verdict == "data-bound":
         cause = diagnosis.top("time")
         because = f"; the main cause is {cause.code}" if cause is not None else ""
@@ -88,11 +89,9 @@ def cause_sentence(diagnosis: Diagnosis) -> str:
 def comparison_sentence(comparison: Comparison) -> str:
     """The comparison in one sentence, with its interval."""
     notes = "; ".join(comparison.notes)
-    if comparison.ratio is None or comparison.interval is None:
+    if comparison.ratio is None:
         return f"Before and after are {comparison.verdict}: {notes or 'no pair was measured'}."
-    low, high = comparison.interval
-    pairs = f"{len(comparison.pairs)} pairs"
-    shown = f"{format_ratio(comparison.ratio)} times the rate (95 % interval {format_ratio(low)} to {format_ratio(high)}, {pairs})"
+    shown = f"{format_ratio(comparison.ratio)} times the rate ({comparison.interval_text()})"
     if comparison.verdict in ("faster", "slower"):
         text = f"With the new settings training is {comparison.verdict}: {shown}."
     else:
@@ -106,7 +105,10 @@ def baseline_lines(timing: LoaderTiming) -> list[tuple[str, str]]:
         return [("steady steps", "none: the run was too short")]
     lines = [
         ("rate", format_value("samples_per_s", timing.samples_per_s)),
-        ("one step", f"{format_seconds(timing.period_s)} (mean of {timing.steps} steady steps)"),
+        (
+            "one step",
+            f"{format_seconds(timing.period_s)} (mean of {format_count(timing.steps, 'steady step')})",
+        ),
     ]
     for part, meaning in PARTS:
         mean = format_seconds(float(getattr(timing, f"{part}_s").mean()))
