@@ -43,7 +43,7 @@ class Progress:
     def __init__(self, path: Path, workers: int) -> None:
         self.path = path
         self.workers = workers
-        self._open: np.memmap | None = None
+        self._open: memoryview | None = None
         entries = np.memmap(path, dtype="i8", mode="w+", shape=(workers, 2))
         entries[:, 0] = IDLE
         entries.flush()
@@ -51,22 +51,27 @@ class Progress:
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "workers": self.workers, "_open": None}
 
-    def _entries(self) -> np.memmap:
+    def _entries(self) -> memoryview:
+        """Index and begin of each worker in turn; a view, because writing to an array is slow."""
         if self._open is None:
-            self._open = np.memmap(self.path, dtype="i8", mode="r+", shape=(self.workers, 2))
+            shape = (2 * self.workers,)
+            self._open = memoryview(np.memmap(self.path, dtype="i8", mode="r+", shape=shape))
         return self._open
 
     def begin(self, worker: int, index: Any) -> None:
         """A worker begins with a sample."""
-        entry = self._entries()
-        entry[worker % self.workers, 1] = time.perf_counter_ns()
-        entry[worker % self.workers, 0] = (
-            index if type(index) is int and index >= 0 else _number(index)
-        )
+        entries, place = self.entry(worker)
+        entries[place + 1] = time.perf_counter_ns()
+        entries[place] = as_number(index)
+
+    def entry(self, worker: int) -> tuple[memoryview, int]:
+        """Where a worker's index is kept: a view, and a place; its begin (ns) comes next to it."""
+        return self._open or self._entries(), 2 * (worker % self.workers)
 
     def end(self, worker: int) -> None:
         """The sample is there."""
-        self._entries()[worker % self.workers, 0] = IDLE
+        entries, place = self.entry(worker)
+        entries[place] = IDLE
 
     def fail(self, worker: int, index: Any, error: Exception) -> None:
         """The sample raised an exception; what is written first is kept."""
@@ -75,7 +80,7 @@ class Progress:
         failed = {
             "error": type(error).__name__,
             "message": _text(error),
-            "index": str(number) if (number := _number(index)) >= 0 else repr(index),
+            "index": str(number) if (number := as_number(index)) >= 0 else repr(index),
             "worker": worker,
             "where": where,
         }
@@ -89,7 +94,7 @@ class Progress:
     def stuck(self) -> list[Stuck]:
         """Workers that are at a sample now, the one that began first in front."""
         now = time.perf_counter_ns()
-        entries = np.array(self._entries())
+        entries = np.array(self._entries()).reshape(self.workers, 2)
         found = [
             Stuck(worker, int(index) if index >= 0 else None, (now - int(begun)) / 1e9)
             for worker, (index, begun) in enumerate(entries)
@@ -111,7 +116,7 @@ class Progress:
         self._failure.unlink(missing_ok=True)
 
 
-def _number(index: Any) -> int:
+def as_number(index: Any) -> int:
     """An index as a whole number, whatever its type (int, NumPy, a tensor), where it is one."""
     try:
         number = operator.index(index)
