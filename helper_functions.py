@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         plot_waits,
         plot_worker_curve,
     )
+    from dataloading.report import text_report, write_html_report
     from dataloading.widgets import explore_settings, live_monitor
 
 __all__ = [
@@ -110,8 +111,10 @@ __all__ = [
     "recommend_settings",
     "set_seeds",
     "simulated_train_step",
+    "text_report",
     "walk_through_dir",
     "watch_dataloader",
+    "write_html_report",
 ]
 
 ARMS_SHARE = 0.7  # of a diagnosis' time; the rest goes to profiling samples
@@ -181,10 +184,11 @@ def diagnose_dataloader(
 
 
 def __getattr__(name: str) -> Any:
-    """Load pictures and widgets, and with them matplotlib and ipywidgets, only when used."""
+    """Load pictures, widgets and reports, and with them matplotlib and ipywidgets, only when used."""
     if name in __all__:
-        part = "dataloading.plots" if name.startswith("plot_") else "dataloading.widgets"
-        return getattr(import_module(part), name)
+        part = "plots" if name.startswith("plot_") else "widgets"
+        part = "report" if name.endswith("_report") else part
+        return getattr(import_module(f"dataloading.{part}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -35,6 +35,15 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "collate": ("too-few-workers",),
     "transfer": ("too-few-workers",),
 }
+PARTS = {  # what a ceiling belongs to, in words
+    "compute": "train step alone",
+    "workers": "loader alone",
+    "cpu": "all usable CPUs",
+    "transfer": "sending batches",
+    "storage": "reading files",
+    "sampler": "drawing indices",
+    "startup": "starting epochs",
+}
 GROUPS = ("time", "memory", "samples", "setup")  # of equally severe findings, time comes first
 
 RULES = (*TIME_RULES, *WORKER_RULES, *MEMORY_RULES, *SETUP_RULES)
@@ -75,12 +84,14 @@ class Diagnosis(Result):
         """Verdict, cause and the share of waiting."""
         share = format_value("wait_share", self.evidence.wait_share)
         cause = f", cause {self.cause}" if self.cause else ""
+        if self.verdict == "data-bound" and self.top("time") is None:
+            cause += ", why was not measured"
         return f"{self.verdict}{cause} (waiting {share} of the time, {format_count(self.evidence.steps, 'steady step')})"
 
     def rows(self) -> list[tuple[str, Any]]:
         """Verdict, findings and ceilings."""
         ceilings = [
-            (f"ceiling: {part}", format_value("samples_per_s", rate))
+            (f"ceiling: {PARTS[part]}", format_value("samples_per_s", rate))
             for part, rate in self.ceilings.items()
             if rate is not None
         ]

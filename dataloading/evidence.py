@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from dataloading.model import BatchCosts
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result
 from dataloading.settings import LoaderSettings
+from dataloading.stages import dearest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FROM_WORKERS = (  # figures that have the same name in `WorkerCosts`
     *(
@@ -70,7 +74,8 @@ class Evidence(Result):
         throttled_share: Share of the scheduler's periods in which the quota held the process back.
         start_method: How workers start.
         pickled_bytes, pickling_s: What each worker is sent, and how long pickling it takes.
-        memory_batches: Batches delivered while memory was read.
+        worker_growth_batches, main_growth_batches: Batches delivered while the memory of the workers,
+            or of the training process, was read.
         worker_uss_growth_bytes, worker_rss_growth_bytes: Growth of the workers in that time.
         worker_growth_levels_off: Whether that growth was ending.
         main_uss_growth_bytes: Growth of the training process in that time.
@@ -132,7 +137,8 @@ class Evidence(Result):
     start_method: str | None = None
     pickled_bytes: int | None = None
     pickling_s: float | None = None
-    memory_batches: int | None = None
+    worker_growth_batches: int | None = None
+    main_growth_batches: int | None = None
     worker_uss_growth_bytes: int | None = None
     worker_rss_growth_bytes: int | None = None
     worker_growth_levels_off: bool | None = None
@@ -173,6 +179,7 @@ class Evidence(Result):
             seen |= {
                 "worker_batch_s": workers.batch_s,
                 "worker_threads": workers.threads,
+                **_top_stage(workers.stages),
                 **{name: getattr(workers, name) for name in FROM_WORKERS},
             }
         if (observed := timing.observed) is not None:
@@ -182,12 +189,12 @@ class Evidence(Result):
                     "worker_uss_growth_bytes": growth.uss_bytes,
                     "worker_rss_growth_bytes": growth.rss_bytes,
                     "worker_growth_levels_off": growth.levels_off,
-                    "memory_batches": growth.batches,
+                    "worker_growth_batches": growth.batches,
                 }
             if (growth := observed.main_growth) is not None:
                 seen |= {
                     "main_uss_growth_bytes": growth.uss_bytes,
-                    "memory_batches": growth.batches,
+                    "main_growth_batches": growth.batches,
                 }
         if settings is not None:
             seen |= {
@@ -198,11 +205,13 @@ class Evidence(Result):
 
     def with_profile(self, profile: SampleProfile, costs: BatchCosts) -> Evidence:
         """Add what a sample and a batch cost."""
-        top = profile.top_stage
+        stage, share = profile.top_stage
+        if self.top_stage is not None and self.top_stage_share is not None:
+            stage, share = self.top_stage, self.top_stage_share  # as seen inside the workers
         return replace(
             self,
-            top_stage=top[0],
-            top_stage_share=top[1],
+            top_stage=stage,
+            top_stage_share=share,
             sample_wall_s=profile.sample_wall_s,
             sample_cpu_s=profile.sample_cpu_s,
             collate_s=self.collate_s if self.collate_s is not None else profile.collate_s,
@@ -243,3 +252,10 @@ class Evidence(Result):
         """How much was measured."""
         known = sum(1 for f in fields(self) if getattr(self, f.name) is not None)
         return f"{known} of {len(fields(self))} figures known, over {self.steps} steps"
+
+
+def _top_stage(stages: pd.DataFrame | None) -> dict[str, Any]:
+    if stages is None:
+        return {}
+    stage, share = dearest(stages)
+    return {"top_stage": stage, "top_stage_share": share}

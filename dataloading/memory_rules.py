@@ -35,14 +35,15 @@ def worker_leak_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     uss, rss = evidence.worker_uss_growth_bytes, evidence.worker_rss_growth_bytes
     if uss is None or rss is None or evidence.worker_growth_levels_off:
         return None
-    if min(uss, rss) < LEAST_GROWTH_BYTES or _per_batch(uss, evidence) < LEAST_PER_BATCH_BYTES:
+    per_batch = uss / max(1, evidence.worker_growth_batches or 1)
+    if min(uss, rss) < LEAST_GROWTH_BYTES or per_batch < LEAST_PER_BATCH_BYTES:
         return None
     if rss <= (1 - COPIED_SHARE) * uss or uss < OWN_SHARE * rss:
         return None
     return finding(
         "worker-memory-leak",
-        f"The workers grew by {format_bytes(uss)} in {evidence.memory_batches} batches, about "
-        f"{format_bytes(_per_batch(uss, evidence))} a batch, and go on.",
+        f"The workers grew by {format_bytes(uss)} in {evidence.worker_growth_batches} batches, about "
+        f"{format_bytes(per_batch)} a batch, and go on.",
         _growth(evidence),
         severity="critical",
     )
@@ -53,13 +54,18 @@ def main_leak_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     growth = evidence.main_uss_growth_bytes
     if growth is None or growth < LEAST_GROWTH_BYTES:
         return None
-    if _per_batch(growth, evidence) < LEAST_PER_BATCH_BYTES:
+    per_step = growth / max(1, evidence.main_growth_batches or 1)
+    if per_step < LEAST_PER_BATCH_BYTES:
         return None
     return finding(
         "main-memory-leak",
-        f"The training process grew by {format_bytes(growth)} in {evidence.memory_batches} steps, "
-        f"about {format_bytes(_per_batch(growth, evidence))} a step, and goes on.",
-        _growth(evidence) | {"main_uss_growth_bytes": growth},
+        f"The training process grew by {format_bytes(growth)} in {evidence.main_growth_batches} steps, "
+        f"about {format_bytes(per_step)} a step, and goes on.",
+        {
+            "main_uss_growth_bytes": growth,
+            "main_growth_batches": evidence.main_growth_batches,
+            "threshold_bytes": LEAST_GROWTH_BYTES,
+        },
         severity="critical",
     )
 
@@ -128,14 +134,10 @@ def _growth(evidence: Evidence) -> dict[str, object]:
         "worker_uss_growth_bytes": evidence.worker_uss_growth_bytes,
         "worker_rss_growth_bytes": evidence.worker_rss_growth_bytes,
         "levels_off": evidence.worker_growth_levels_off,
-        "memory_batches": evidence.memory_batches,
+        "worker_growth_batches": evidence.worker_growth_batches,
         "threshold_bytes": LEAST_GROWTH_BYTES,
         "num_workers": evidence.num_workers,
     }
-
-
-def _per_batch(growth: int, evidence: Evidence) -> float:
-    return growth / max(1, evidence.memory_batches or 1)
 
 
 MEMORY_RULES = (

@@ -35,6 +35,7 @@ from dataloading.processes import (
     summed_increase,
 )
 from dataloading.trace import COLUMNS, DEVICE_COLUMNS, Columns, ResourceTrace
+from dataloading.train_steps import METER
 
 __all__ = [
     "COLUMNS",
@@ -244,6 +245,7 @@ class Sampler:
         self.devices: list[Device] = [] if nvml is None else nvml.devices
         self._clock = clock
         self._start_s = clock()
+        self._idle_s = METER.read_s()
         self._before: dict[str, tuple[float, Any]] = {}
         self._first_sample: dict[int, tuple[int, float]] = {}
         self._details_budget = Budget(every_s=DETAILS_EVERY_S)
@@ -252,6 +254,7 @@ class Sampler:
             (Budget(), self._find_processes),
             (Budget(), self._read_processes),
             (Budget(), self._read_machine),
+            (Budget(), self._read_train_step),
             (self._details_budget, self._read_details),
         ]
 
@@ -388,6 +391,13 @@ class Sampler:
             if elapsed is not None:
                 row[column] = min(100.0, 100 * (stall_s - elapsed[1]) / elapsed[0])
 
+    def _read_train_step(self, now_s: float, row: Row) -> None:
+        busy_s = METER.read_s()
+        elapsed = self._elapsed(now_s, "train_step_percent", busy_s, least_s=0.0)
+        if elapsed is not None and busy_s > self._idle_s:  # else no such step is in use
+            share = (busy_s - elapsed[1]) / elapsed[0]
+            row["train_step_percent"] = 100 * min(1.0, max(0.0, share))
+
     def _rate(
         self,
         now_s: float,
@@ -404,13 +414,15 @@ class Sampler:
         if before is not None and (grown := summed_increase(before[1], counters)) is not None:
             row[column] = to_rate(grown, before[0])
 
-    def _elapsed(self, now_s: float, what: str, value: Any) -> tuple[float, Any] | None:
+    def _elapsed(
+        self, now_s: float, what: str, value: Any, least_s: float = MIN_INTERVAL_S
+    ) -> tuple[float, Any] | None:
         """Seconds since the last reading of a counter, and that reading; remembers this one."""
         if what not in self._before:
             self._before[what] = now_s, value
             return None
         then_s, before = self._before[what]
-        if now_s - then_s < MIN_INTERVAL_S:
+        if now_s - then_s <= least_s:
             return None  # too short for the counters: wait for the next row
         self._before[what] = now_s, value
         return now_s - then_s, before

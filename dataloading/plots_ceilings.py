@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dataloading.diagnosis import PARTS
 from dataloading.plot_style import (
     KINDS,
     ROW_IN,
@@ -24,15 +25,8 @@ if TYPE_CHECKING:
     from dataloading.diagnosis import Diagnosis
 
 CLIP = 3.0  # ceilings beyond this many times the lowest are cut off: their height doesn't matter
-CEILINGS = {  # part of the run -> what the bar is called, and its kind
-    "compute": ("train step alone", "step"),
-    "workers": ("loader alone", "prepare"),
-    "cpu": ("all usable CPUs", "prepare"),
-    "transfer": ("sending batches", "transfer"),
-    "storage": ("reading files", "prepare"),
-    "sampler": ("drawing indices", "prepare"),
-    "startup": ("starting epochs", "other"),
-}
+FAR_ABOVE = 1.5  # times the measured rate: a ceiling up there does not explain it
+COLORED_AS = {"compute": "step", "transfer": "transfer", "startup": "other"}  # the rest: prepare
 
 
 def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
@@ -51,7 +45,7 @@ def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
     """
     rates = {part: rate for part, rate in diagnosis.ceilings.items() if is_number(rate)}
     known = sorted(((float(rate or 0), part) for part, rate in rates.items()))
-    missing = [CEILINGS.get(p, (p, ""))[0] for p in diagnosis.ceilings if p not in rates]
+    missing = [PARTS.get(p, p) for p in diagnosis.ceilings if p not in rates]
     ax = axes_for(ax, 1.5 + ROW_IN * max(2, len(known)))
     if not known:
         return say_instead(ax, "What limits training", "no ceiling was measured")
@@ -60,8 +54,7 @@ def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
     lowest = known[0][0]
     right = max(min(known[-1][0], CLIP * max(lowest, measured or 0.0)), measured or 0.0) * 1.02
     for row, (rate, part) in enumerate(known):
-        _, kind = CEILINGS.get(part, (part, "other"))
-        style = KINDS[kind].style()
+        style = KINDS[COLORED_AS.get(part, "prepare")].style()
         binds = row == 0
         ax.barh(row, min(rate, right), height=0.62, **style | {"alpha": 1.0 if binds else 0.55})
         text = format_value("samples_per_s", rate)
@@ -86,7 +79,7 @@ def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
             linewidth=1.5,
             label=f"measured: {format_value('samples_per_s', measured)}",
         )
-    names = [CEILINGS.get(part, (part, ""))[0] for _, part in known]
+    names = [PARTS.get(part, part) for _, part in known]
     ax.set_yticks(range(len(known)), names)
     ax.get_yticklabels()[0].set_fontweight("bold")
     ax.set_ylim(len(known) - 0.5, -0.5)
@@ -94,7 +87,9 @@ def plot_ceilings(diagnosis: Diagnosis, ax: Axes | None = None) -> Axes:
     unknown = f"\nnot measured: {', '.join(missing)}" if missing else ""
     dress(
         ax,
-        title=f"Lowest ceiling: {names[0]}",
+        title="What was measured does not explain the rate"
+        if measured is not None and lowest > FAR_ABOVE * measured
+        else f"Lowest ceiling: {names[0]}",
         xlabel=f"samples/s that each part could reach alone{unknown}",
     )
     if measured is not None:

@@ -47,7 +47,7 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
     if comparison.ratio is None or not {"before_samples_per_s", "after_samples_per_s"} <= set(
         pairs
     ):
-        reason = "; ".join(comparison.notes) or "no pair of blocks was measured"
+        reason = "; ".join(comparison.notes) or "the rates of its blocks are not known"
         return say_instead(ax, f"Before and after: {comparison.verdict}", reason)
     before = pairs["before_samples_per_s"].to_numpy(dtype=float)
     after = pairs["after_samples_per_s"].to_numpy(dtype=float)

@@ -45,23 +45,22 @@ def plot_scaling(fit: ScalingFit, ax: Axes | None = None) -> Axes:
     proportional = seconds[np.argmin(sizes)] * ends / sizes.min()
     ax.plot(ends, proportional, color=soft, linestyle=":", linewidth=1.5, label="in proportion")
     fitted = centre_s * (ends / centre_size) ** fit.exponent
-    ax.plot(
-        ends, fitted, color=ACCENT, linewidth=1.8, label=f"size to the power {fit.exponent:.2f}"
-    )
+    low, high = fit.interval
+    known_interval = f" (95 %: {low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ""
+    label = f"size to the power {fit.exponent:.2f}{known_interval}"
+    ax.plot(ends, fitted, color=ACCENT, linewidth=1.8, label=label)
     ax.scatter(sizes, seconds, s=44, color=color, zorder=3, label="measured")
     ax.set_xscale("log")
     ax.set_yscale("log")
     _label_points(ax, sizes, seconds)
-    low, high = fit.interval
-    known_interval = f" ({low:.2f} to {high:.2f})" if np.isfinite([low, high]).all() else ""
     dress(
         ax,
-        title=f"Epoch time ~ size to the power {fit.exponent:.2f}{known_interval}",
+        title=f"Epoch time grows as size to the power {fit.exponent:.2f}",
         xlabel="samples in the data set (logarithmic)",
         ylabel="time of an epoch (logarithmic)",
         grid="y",
     )
-    legend_below(ax, columns=3)
+    legend_below(ax, columns=2)
     return ax
 
 

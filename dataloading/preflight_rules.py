@@ -353,9 +353,18 @@ def no_batch_rule(seen: Preflight) -> Finding | None:
     """A loader that will deliver nothing, or loses much to drop_last."""
     loader = seen.loader
     size = loader.batch_size
+    count = seen.peek.epoch_samples
+    if count == 0 and not isinstance(loader.dataset, IterableDataset):
+        return finding(
+            "invalid-settings",
+            "Each epoch has 0 batches: there is no sample to choose "
+            f"({type(loader.dataset).__name__}, {type(loader.sampler).__name__}).",
+            {"samples": 0},
+            severity="critical",
+            advice="Look at how the data set is filled: its folder, filter or split.",
+        )
     if size is None or isinstance(loader.dataset, IterableDataset) or not loader.drop_last:
         return None
-    count = seen.peek.epoch_samples
     if count is None or count >= size:
         return None
     advice = "Use a smaller batch, or drop_last=False."

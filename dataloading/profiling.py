@@ -7,39 +7,31 @@ of the dataset whose transforms and file reader carry clocks. The dataset itself
 from __future__ import annotations
 
 import copy
-import io
-import os
-import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
-    StackDataset,
-    Subset,
     default_collate,
 )
 
 from dataloading.arguments import check_int
-from dataloading.batches import batch_bytes, clone_batch, count_tensors
+from dataloading.batches import batch_bytes, count_tensors
 from dataloading.results import Result, format_bytes, format_seconds, format_share
+from dataloading.sending import time_sending
+from dataloading.stages import StageClock, dearest, stage_table, with_clocks
 from dataloading.thread_counters import read_counters
 from dataloading.watchdog import (
     ProbeTimeout,
-    close_iterator,
     generators_of,
-    loader_warnings_hidden,
     one_thread,
-    open_iterator,
     random_state_kept,
     time_limit,
 )
@@ -52,15 +44,7 @@ WARM_UP_SAMPLES = 2  # the first calls pay for lazy imports and opened files
 SLOW_FACTOR = 5.0  # a sample of more than 5 medians is an outlier worth a look
 BUDGET_S = 10.0  # a probe ends after this many seconds, with the samples it has by then
 LIMIT_S = 11.0  # a single sample may not hold the probe longer than this
-TRANSFER_BATCHES = 12  # batches sent from one worker to learn what sending costs
-SENDING_ERRORS = (  # what a batch that cannot be pickled, or a worker that cannot start, raises
-    *(RuntimeError, OSError, AttributeError, TypeError, ValueError, ImportError, EOFError),
-    pickle.PicklingError,
-)
 COLLATE_REPEATS = 5
-READ_CHUNK_BYTES = 2**20
-TRANSFORM_ATTRIBUTES = ("transform", "transforms", "target_transform")
-READ, DECODE, REST, COLLATE = "read", "decode", "rest of __getitem__", "collate"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -119,8 +103,7 @@ class SampleProfile(Result):
     @property
     def top_stage(self) -> tuple[str, float]:
         """Name and share of the dearest stage."""
-        row = int(self.stages["wall_s"].to_numpy().argmax())
-        return str(self.stages["stage"].iloc[row]), float(self.stages["share"].iloc[row])
+        return dearest(self.stages)
 
     def rows(self) -> list[tuple[str, Any]]:
         """Each stage, then the batch."""
@@ -173,6 +156,7 @@ def profile_samples(
         ProbeTimeout: The first sample took longer than the probe's time limit.
 
     Example:
+        >>> import torch
         >>> from torch.utils.data import TensorDataset
         >>> profile = profile_samples(TensorDataset(torch.zeros(100, 3)))
         >>> profile.samples, profile.tensors_per_batch, profile.batch_bytes
@@ -205,167 +189,9 @@ def profile_samples(
         size = 1 if unbatched else min(_batch_size(loader), len(fetched))
         collate = loader.collate_fn if loader is not None else default_collate
         batch, collate_s = _time_collate(collate, fetched[0] if unbatched else fetched[:size])
-    transfer_s, notes = _time_transfer(batch)
+    transfer_s, notes = time_sending(batch)
     run_delay_s = None if delay_ns is None else delay_ns / 1e9 / len(fetched)
     return _summarise(clock, batch, size, collate_s, transfer_s, run_delay_s, notes)
-
-
-@dataclass
-class SampleTimes:
-    """Nanoseconds of one sample, and of each stage of it: wall and CPU."""
-
-    index: Any
-    wall_ns: int = 0
-    cpu_ns: int = 0
-    stages: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-
-class StageClock:
-    """The times of each sample that was fetched whole."""
-
-    def __init__(self) -> None:
-        self.samples: list[SampleTimes] = []
-        self.current = SampleTimes(None)
-
-    def timed(self, stage: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function and count its time for a stage."""
-        begun_wall, begun_cpu = time.perf_counter_ns(), time.thread_time_ns()
-        result = function(*args, **kwargs)
-        wall, cpu = time.perf_counter_ns() - begun_wall, time.thread_time_ns() - begun_cpu
-        wall_before, cpu_before = self.current.stages.get(stage, (0, 0))
-        self.current.stages[stage] = (wall_before + wall, cpu_before + cpu)
-        return result
-
-    def sample(self, index: Any, function: Callable[[], Any]) -> Any:
-        """Fetch one sample and count its time."""
-        self.current = SampleTimes(index)
-        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        item = function()
-        self.current.wall_ns = time.perf_counter_ns() - wall
-        self.current.cpu_ns = time.thread_time_ns() - cpu
-        self.samples.append(self.current)
-        return item
-
-    def stage_means_s(self) -> dict[str, tuple[float, float]]:
-        """Mean wall and CPU seconds of each stage, over all samples."""
-        sums: dict[str, np.ndarray] = {}
-        for sample in self.samples:
-            for stage, times in sample.stages.items():
-                sums[stage] = sums.get(stage, 0) + np.array(times, dtype=float)
-        return {stage: tuple(total / len(self.samples) / 1e9) for stage, total in sums.items()}
-
-
-class Timed:
-    """A transform or reader that counts its time for a stage, and answers for what it wraps."""
-
-    def __init__(self, inner: Any, stage: str, clock: StageClock) -> None:
-        self.inner = inner
-        self.stage = stage
-        self.clock = clock
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what is wrapped."""
-        return self.clock.timed(self.stage, self.inner, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("inner", "stage", "clock") or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-
-class TimedReader(Timed):
-    """A file reader such as `ImageFolder.loader`: reading the bytes apart from decoding them."""
-
-    def __call__(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read the file once for the page cache, then decode it."""
-        self.clock.timed(READ, _read_bytes, path)
-        return self.clock.timed(DECODE, self.inner, path, *args, **kwargs)
-
-
-def _read_bytes(path: Any) -> None:
-    if not isinstance(path, str | os.PathLike) or not os.path.isfile(path):
-        return  # a number, say, would be taken for an open file, and that file be closed
-    try:
-        with open(path, "rb") as file:
-            while file.read(READ_CHUNK_BYTES):
-                pass
-    except ProbeTimeout:  # an OSError as well
-        raise
-    except OSError:
-        return  # the reader itself will say what is wrong
-
-
-def with_clocks(dataset: Any, clock: StageClock) -> Any:
-    """A shallow copy of a dataset whose transforms and file reader carry clocks.
-
-    A dataset that cannot be copied is given back as it is: all of it is one stage then.
-    """
-    try:
-        timed: Any = copy.copy(dataset)  # what a sample opens lazily is opened on the copy only
-        kind = type(dataset)
-        if hasattr(kind, "__del__"):  # dropping the copy must not close the files of the dataset
-            no_del = {"__del__": lambda self: None, "__slots__": ()}
-            timed.__class__ = type(kind.__name__, (kind,), no_del)
-    except (TypeError, AttributeError, RecursionError, copy.Error, pickle.PicklingError):
-        return dataset
-    if isinstance(dataset, Subset):
-        timed.dataset = with_clocks(dataset.dataset, clock)
-    if isinstance(dataset, ConcatDataset | StackDataset):
-        parts = dataset.datasets
-        if isinstance(parts, dict):
-            timed.datasets = {name: with_clocks(part, clock) for name, part in parts.items()}
-        else:
-            timed.datasets = type(parts)(with_clocks(part, clock) for part in parts)
-    attributes = getattr(dataset, "__dict__", {})
-    for name in TRANSFORM_ATTRIBUTES:
-        if callable(attributes.get(name)):
-            setattr(timed, name, _timed_transform(attributes[name], clock))
-    if callable(attributes.get("loader")):
-        timed.loader = TimedReader(attributes["loader"], DECODE, clock)
-    return timed
-
-
-def _timed_transform(transform: Any, clock: StageClock) -> Any:
-    """A transform with a clock around it, or, for a chain, around each of its links."""
-    # its own attributes, not the submodules of an nn.Module: a copy shares those with the original
-    own = getattr(transform, "__dict__", {})
-    steps = own.get("transforms")
-    if isinstance(steps, list | tuple) and all(callable(step) for step in steps):
-        chain = copy.copy(transform)
-        chain.transforms = [_timed_transform(step, clock) for step in steps]
-        return chain
-    # torchvision's StandardTransform holds both
-    parts = {name: own.get(name) for name in ("transform", "target_transform")}
-    if any(callable(part) for part in parts.values()):
-        both = copy.copy(transform)
-        for name, part in parts.items():
-            if callable(part):
-                setattr(both, name, _timed_transform(part, clock))
-        return both
-    if type(transform) is torch.nn.Sequential:  # a subclass may pass on more than one value
-        return _Chain([_timed_transform(step, clock) for step in transform])
-    return Timed(transform, stage_name(transform), clock)
-
-
-class _Chain:
-    def __init__(self, steps: list[Any]) -> None:
-        self.steps = steps
-
-    def __call__(self, value: Any) -> Any:
-        for step in self.steps:
-            value = step(value)
-        return value
-
-
-def stage_name(function: Any) -> str:
-    """A transform's name: its class, or the function's own name.
-
-    Example:
-        >>> stage_name(len), stage_name(torch.nn.Identity())
-        ('len', 'Identity')
-    """
-    name = getattr(function, "__name__", None)
-    return name if name else type(function).__name__
 
 
 def _fetch(timed: Any, dataset: Any, clock: StageClock, samples: int) -> list[Any]:
@@ -439,69 +265,6 @@ def _fresh(samples: Any) -> Any:
     return copy.copy(samples) if isinstance(samples, dict) else samples
 
 
-class BatchSource(Dataset):
-    """Gives copies of one batch: what is left of a loader when preparing costs nothing."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return TRANSFER_BATCHES
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= len(self):
-            raise IndexError(index)
-        return clone_batch(self.batch)
-
-
-def _time_transfer(batch: Any) -> tuple[float | None, tuple[str, ...]]:
-    """Send copies of a batch from one worker, and take off what copying itself costs."""
-    source = BatchSource(clone_batch(batch))
-    clone_times = []
-    with one_thread():
-        for index in range(COLLATE_REPEATS):
-            started = time.perf_counter()
-            source[index]
-            clone_times.append(time.perf_counter() - started)
-    iterator = None
-    try:
-        _Structure(io.BytesIO()).dump(batch)
-        with loader_warnings_hidden(), random_state_kept(), time_limit(LIMIT_S, "Sending batches"):
-            loader = DataLoader(source, batch_size=None, num_workers=1, collate_fn=_as_it_is)
-            iterator = open_iterator(loader)
-            next(iterator)
-            arrivals = [time.perf_counter() for _ in iterator]
-    except ProbeTimeout:
-        return None, ("Sending a batch from a worker took too long to be measured.",)
-    except SENDING_ERRORS as error:
-        return None, (f"Sending a batch from a worker failed: {type(error).__name__}: {error}",)
-    finally:
-        close_iterator(iterator)
-    return max(0.0, quickest_pace(arrivals) - float(np.median(clone_times))), ()
-
-
-def quickest_pace(arrivals: list[float], stretch: int = TRANSFER_BATCHES // 3) -> float:
-    """Seconds per arrival in the quickest stretch: what disturbs a run only makes others slower.
-
-    Example:
-        >>> quickest_pace([0.0, 1.0, 2.0, 9.0, 10.0], stretch=2)
-        1.0
-    """
-    spans = [arrivals[n + stretch] - arrivals[n] for n in range(max(1, len(arrivals) - stretch))]
-    return min(spans) / stretch
-
-
-class _Structure(pickle.Pickler):
-    """Pickles all but tensors and arrays: a worker that cannot pickle would only fall silent."""
-
-    def persistent_id(self, value: Any) -> str | None:
-        return "array" if isinstance(value, torch.Tensor | np.ndarray) else None
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
 def _summarise(
     clock: StageClock,
     batch: Any,
@@ -516,14 +279,8 @@ def _summarise(
     wall = np.array([sample.wall_ns for sample in clock.samples]) / 1e9
     wall_mean = float(wall.mean())
     cpu_mean = float(np.mean([sample.cpu_ns for sample in clock.samples])) / 1e9
-    rows = [(stage, *means) for stage, means in clock.stage_means_s().items()]
-    rest = max(0.0, wall_mean - sum(row[1] for row in rows))
-    rest_cpu = max(0.0, cpu_mean - sum(row[2] for row in rows))
-    rows.append((REST, rest, rest_cpu))
-    rows.append((COLLATE, collate_s / batch_size, collate_s / batch_size))
-    stages = pd.DataFrame(rows, columns=["stage", "wall_s", "cpu_s"])
-    stages["wait_s"] = (stages["wall_s"] - stages["cpu_s"]).clip(lower=0.0)
-    stages["share"] = stages["wall_s"] / stages["wall_s"].sum()
+    collate = (collate_s / batch_size, collate_s / batch_size)
+    stages = stage_table(clock.stage_means_s(), (wall_mean, cpu_mean), collate)
     median = float(np.median(wall))
     slow = [
         (sample.index, seconds, seconds / median)

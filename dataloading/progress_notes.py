@@ -55,7 +55,7 @@ class Progress:
         """Index and begin of each worker in turn; a view, because writing to an array is slow."""
         if self._open is None:
             shape = (2 * self.workers,)
-            self._open = memoryview(np.memmap(self.path, dtype="i8", mode="r+", shape=shape))
+            self._open = np.memmap(self.path, dtype="i8", mode="r+", shape=shape).data
         return self._open
 
     def begin(self, worker: int, index: Any) -> None:

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dataloading.diagnosis import PARTS
 from dataloading.machine import report_lines
 from dataloading.wording import (
     all_notes,
@@ -90,7 +91,7 @@ def _diagnosis(diagnosis: Diagnosis) -> list[str]:
             f"Advice: {found.advice} ({predicted_gain(found.expected_gain)})", mark="   "
         )
     ceilings = [
-        (words(part), figure_text("samples_per_s", rate))
+        (PARTS[part], figure_text("samples_per_s", rate))
         for part, rate in diagnosis.ceilings.items()
         if rate is not None
     ]

@@ -8,6 +8,7 @@ from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dataloading.diagnosis import PARTS
 from dataloading.machine import report_lines
 from dataloading.plot_style import ROW_IN, render_png
 from dataloading.results import format_value
@@ -133,7 +134,9 @@ def _ceilings(diagnosis: Diagnosis) -> str:
     known = {part: rate for part, rate in diagnosis.ceilings.items() if rate is not None}
     if not known:
         return ""
-    numbers = ", ".join(f"{part} {format_value('samples_per_s', r)}" for part, r in known.items())
+    numbers = ", ".join(
+        f"{PARTS[part]} {format_value('samples_per_s', r)}" for part, r in known.items()
+    )
     return _picture(
         lambda ax: plot_ceilings(diagnosis, ax=ax),
         1.5 + ROW_IN * max(2, len(known)),

@@ -8,9 +8,9 @@ from dataloading.codes import Finding, finding
 from dataloading.evidence import FEWEST_STEPS, Evidence
 from dataloading.machine import Machine
 from dataloading.model import step_bounds
-from dataloading.profiling import DECODE, READ
-from dataloading.results import format_seconds, format_share, format_value
+from dataloading.results import format_ratio, format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
+from dataloading.stages import DECODE, READ
 from dataloading.verdict import DATA_BOUND_SHARE, HOST_SHARE, QUIET_SHARE, host_share, judge
 from dataloading.workers import best_workers
 
@@ -47,15 +47,18 @@ def is_data_bound(evidence: Evidence) -> bool:
 
 def compute_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """The train step takes the time."""
-    if judge(evidence) != "compute-bound":
+    verdict, share = judge(evidence), evidence.wait_share or 0.0
+    if verdict not in ("compute-bound", "balanced"):
         return None
+    judged = "the loader is not the problem."
+    if verdict == "balanced":
+        judged = f"a perfect loader would be {format_ratio(1 / (1 - share))} times as fast at most."
     extra = ""
     if evidence.utilization_percent is not None:
         extra = f" NVML shows {evidence.utilization_percent:.0f} %. {UTILISATION_MEANING}"
-    share = evidence.wait_share or 0.0
     return finding(
         "compute",
-        f"Training waits for data {format_share(share, 1)} of the time: the loader is not the problem.{extra}",
+        f"Training waits for data {format_share(share, 1)} of the time: {judged}{extra}",
         {
             "wait_share": evidence.wait_share,
             "threshold_wait_share": QUIET_SHARE,

@@ -22,6 +22,7 @@ DEVICE_COLUMNS = {
     "sm_clock_mhz": "clock of the multiprocessors",
 }
 COLUMNS = {
+    "train_step_percent": "busy time of the (real or simulated) train step; of steps made here only",
     "cpu_percent_of_usable": "CPU use of this process and its children, of the CPUs it may use",
     "cpu_percent": "CPU use of the whole machine, by everyone",
     "workers": "worker processes alive",

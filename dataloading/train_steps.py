@@ -23,6 +23,20 @@ class BusyMeter:
 
     def __init__(self) -> None:
         self.busy_s = 0.0
+        self._since_s: float | None = None
+
+    def __enter__(self) -> None:
+        self._since_s = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        since_s, self._since_s = self._since_s, None
+        if since_s is not None:
+            self.busy_s += time.perf_counter() - since_s
+
+    def read_s(self) -> float:
+        """Busy seconds so far, those of a step under way included; for another thread to ask."""
+        since_s = self._since_s
+        return self.busy_s + (time.perf_counter() - since_s if since_s is not None else 0.0)
 
 
 METER = BusyMeter()
@@ -36,9 +50,8 @@ class SimulatedStep:
 
     def __call__(self, batch: Any) -> None:
         """Keep the simulated accelerator busy."""
-        started = time.perf_counter()
-        time.sleep(self.seconds)
-        METER.busy_s += time.perf_counter() - started
+        with METER:
+            time.sleep(self.seconds)
 
     def __repr__(self) -> str:
         return f"simulated_train_step({self.seconds})"
@@ -84,15 +97,13 @@ class TrainStep:
     def __call__(self, batch: Any) -> float:
         """Train on one batch; returns the loss."""
         inputs, targets = split_batch(move_to(batch, self.device))
-        started = time.perf_counter()
-        self.model.train()
-        loss = self.loss_fn(self.model(inputs), targets)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        value = loss.item()
-        METER.busy_s += time.perf_counter() - started
-        return value
+        with METER:
+            self.model.train()
+            loss = self.loss_fn(self.model(inputs), targets)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            return loss.item()
 
     @contextlib.contextmanager
     def state_kept(self) -> Iterator[None]:

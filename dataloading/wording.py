@@ -71,7 +71,9 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
         return f"No verdict: from {steps} nothing can be concluded; measure longer."
     if diagnosis.verdict == "data-bound":
         cause = diagnosis.top("time")
-        because = f"; the main cause is {cause.code}" if cause is not None else ""
+        because = "; why was not measured: diagnose_dataloader finds out"
+        if cause is not None:
+            because = f"; the main cause is {cause.code}"
         return f"Training waits for data {wait} of the time{because}."
     return {
         "compute-bound": f"The loader keeps up: training waits for data only {wait} of the time.",

@@ -12,10 +12,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
@@ -24,8 +24,13 @@ from dataloading.file_opens import OpenCounter
 from dataloading.progress_notes import Progress
 from dataloading.results import Result, format_seconds, format_share
 from dataloading.settings import LoaderSettings, rebuild_dataloader
+from dataloading.stages import with_clocks
 from dataloading.thread_counters import ThreadCounters, read_counters
 from dataloading.watchdog import ProbeTimeout
+from dataloading.worker_stages import StageNotes, StageWatch
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SLOTS = 4096  # batches kept per worker; older ones are overwritten
 RECORD = np.dtype(
@@ -40,6 +45,9 @@ RECORD = np.dtype(
         ("worker", "i8"),
         ("process_cpu_ns", "i8"),
         ("run_delay_ns", "i8"),
+        ("switches", "i8"),
+        ("forced_switches", "i8"),
+        ("major_faults", "i8"),
         ("read_calls_bytes", "i8"),
         ("storage_bytes", "i8"),
         ("threads", "i8"),
@@ -64,12 +72,12 @@ class WorkerRecords:
         shape = (self.workers, SLOTS)
         np.memmap(self.path, dtype=RECORD, mode="w+", shape=shape).flush()
         self.progress = Progress(self.path.with_suffix(".progress"), self.workers)
+        self.stages = StageNotes(self.path.with_suffix(".stages"), self.workers)
         self._open: np.memmap | None = None
         self._count = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"workers": self.workers, "path": self.path, "progress": self.progress}
-        return {**kept, "_open": None, "_count": 0}
+        return {**self.__dict__, "_open": None, "_count": 0}
 
     def write(self, record: tuple[int, ...]) -> None:
         """Note one batch; called in the worker that made it."""
@@ -93,13 +101,18 @@ class WorkerRecords:
 
     def summary(self) -> WorkerCosts | None:
         """What a batch cost so far; None when no batch was made."""
-        return WorkerCosts.from_records(self.read())
+        costs = WorkerCosts.from_records(self.read())
+        if costs is None or not costs.samples:
+            return costs
+        collate = (costs.collate_s / costs.samples, costs.collate_cpu_s / costs.samples)
+        return replace(costs, stages=self.stages.table(*collate))
 
     def remove(self) -> None:
         """Delete the file."""
         self._open = None
         self.path.unlink(missing_ok=True)
         self.progress.remove()
+        self.stages.remove()
 
 
 def worker_id() -> int:
@@ -117,6 +130,17 @@ class BatchClock:
         self.wall_ns = self.cpu_ns = self.samples = 0
         self._counters = ThreadCounters()
         self._counters_due_ns = 0
+        self._watch: StageWatch | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_watch": None}
+
+    @property
+    def watch(self) -> StageWatch | None:
+        """What times samples in detail; None in the training process, whose data set is the user's."""
+        if self._watch is None and get_worker_info() is not None:
+            self._watch = StageWatch(self.records.stages, worker_id())
+        return self._watch
 
     def noted(self, index: Any, fetch: Callable[..., Any], *args: Any) -> Any:
         """Call `fetch` for a sample, a batch or the next one of a stream, and leave word of it."""
@@ -137,10 +161,15 @@ class BatchClock:
         progress, worker = self.records.progress, worker_id()
         if not all(type(index) is int and index >= 0 for index in indices):
             return [self.noted(index, operator.getitem, dataset, index) for index in indices]
+        items: list[Any] = []
+        if indices and (watch := self.watch) is not None and watch.is_due():
+            items.append(self.noted(indices[0], watch.fetch, operator.getitem, dataset, indices[0]))
         entries, place = progress.entry(worker)
-        began, clock, items, index = place + 1, time.perf_counter_ns, [], None
+        began, clock, index = place + 1, time.perf_counter_ns, None
         try:
-            for index in indices:  # a call of our own in here would cost every sample some 5 µs
+            for index in indices[
+                len(items) :
+            ]:  # a call of our own in here would cost every sample some 5 µs
                 entries[began] = clock()
                 entries[place] = index
                 items.append(dataset[index])
@@ -151,6 +180,12 @@ class BatchClock:
             raise
         progress.end(worker)
         return items
+
+    def fetch_batch(self, dataset: Any, indices: list[Any]) -> Any:
+        """Fetch a batch that the data set gets at once."""
+        if (watch := self.watch) is not None and watch.is_due():
+            return self.noted(indices, watch.fetch, get_items, dataset, indices, len(indices))
+        return self.noted(indices, get_items, dataset, indices)
 
     def add(self, wall_ns: int, cpu_ns: int, samples: int) -> None:
         """Count time spent on fetching samples."""
@@ -170,6 +205,9 @@ class BatchClock:
             worker_id(),
             time.process_time_ns(),
             counters.run_delay_ns,
+            counters.switches,
+            counters.forced_switches,
+            counters.major_faults,
             counters.read_calls_bytes,
             counters.storage_bytes,
             counters.threads,
@@ -183,6 +221,11 @@ class BatchClock:
             )
         )
         self.wall_ns = self.cpu_ns = self.samples = 0
+
+
+def get_items(dataset: Any, indices: list[Any]) -> Any:
+    """The samples of a batch, from a data set that gets them at once."""
+    return dataset.__getitems__(indices)
 
 
 class _Delegating:
@@ -219,7 +262,7 @@ class TimedDataset(_Delegating, Dataset):
     def __getitems__(self, indices: list[Any]) -> Any:
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         if getattr(self.inner, "__getitems__", None):  # the same rule as in torch's fetcher
-            items = self.clock.noted(indices, self.inner.__getitems__, indices)
+            items = self.clock.fetch_batch(self.inner, indices)
         else:
             items = self.clock.fetch_all(self.inner, indices)
         self.clock.add(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu, len(indices))
@@ -230,10 +273,12 @@ class TimedIterable(_Delegating, IterableDataset):
     """An iterable dataset that notes what each sample costs."""
 
     def __iter__(self) -> Iterator[Any]:
-        samples = iter(self.inner)
+        watch = self.clock.watch
+        samples = iter(self.inner if watch is None else with_clocks(self.inner, watch.clock))
         for number in count():
             wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-            sample = self.clock.noted(number, next, samples, ENDED)
+            take = watch.next if watch is not None and watch.is_due() else next
+            sample = self.clock.noted(number, take, samples, ENDED)
             if sample is ENDED:
                 return
             self.clock.add(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu, 1)
@@ -315,6 +360,11 @@ class WorkerCosts(Result):
         first_storage_share: The same in the first quarter.
         opens_per_sample, open_share: Files opened for a sample, and the share of its time that
             opening them takes; None where there are no workers to count in.
+        switches_per_sample, forced_switches_per_sample: Times that a sample gave the CPU up to wait,
+            and that the CPU was taken from it.
+        major_faults_per_sample: Page faults that had to read from storage.
+        stages: What each stage costs inside the workers, as `SampleProfile.stages`; None where too
+            few samples were timed in detail.
     """
 
     batches: int
@@ -332,6 +382,10 @@ class WorkerCosts(Result):
     first_storage_share: float | None = None
     opens_per_sample: float | None = None
     open_share: float | None = None
+    switches_per_sample: float | None = None
+    forced_switches_per_sample: float | None = None
+    major_faults_per_sample: float | None = None
+    stages: pd.DataFrame | None = None
 
     @classmethod
     def from_records(cls, records: np.ndarray) -> WorkerCosts | None:
@@ -392,6 +446,8 @@ def extra_costs(records: np.ndarray) -> dict[str, Any]:
     if samples:
         found["read_bytes_per_sample"] = _ratio(total["read_calls_bytes"], samples)
         found["opens_per_sample"] = _ratio(total["opens"], samples)
+        for name in ("switches", "forced_switches", "major_faults"):
+            found[f"{name}_per_sample"] = _ratio(total[name], samples)
     found["storage_share"] = _ratio(later["storage_bytes"], later["read_calls_bytes"])
     found["first_storage_share"] = _ratio(first["storage_bytes"], first["read_calls_bytes"])
     return found
@@ -399,6 +455,7 @@ def extra_costs(records: np.ndarray) -> dict[str, Any]:
 
 TOTALS = (
     *("process_cpu_ns", "run_delay_ns", "read_calls_bytes", "storage_bytes", "opens", "open_ns"),
+    *("switches", "forced_switches", "major_faults"),
     *("wall_ns", "cpu_ns", "samples"),
 )
 

@@ -55,7 +55,15 @@ def test_the_interval_covers_the_truth():
 def test_few_pairs_prove_nothing_and_say_so():
     result = judge_pairs(pairs([2.0, 2.1, 2.0]))
     assert result.verdict == "no difference shown"
-    assert "only 3 pairs" in result.notes[0]
+    assert result.interval is None  # an interval of three pairs would mean nothing
+    assert "3 of the 6 pairs" in repr(result)
+    assert "3 pairs fit into the time" in result.notes[0]
+
+
+@pytest.mark.parametrize("ratios", [[], [1.0, 0.0], [1.0, float("nan")]])
+def test_pairs_without_a_ratio_are_refused(ratios):
+    with pytest.raises(ValueError, match="positive"):
+        judge_pairs(pairs(ratios))
 
 
 def test_pairs_without_spread_give_a_point():

@@ -69,7 +69,7 @@ def grown(uss: float, rss: float, batches: int = 200, **more: Any) -> Evidence:
         worker_uss_growth_bytes=int(uss * MIB),
         worker_rss_growth_bytes=int(rss * MIB),
         worker_growth_levels_off=more.pop("levels_off", False),
-        memory_batches=batches,
+        worker_growth_batches=batches,
         **more,
     )
 
@@ -90,7 +90,7 @@ FIRES: dict[str, tuple[Evidence, Machine, str]] = {
     "copy-on-write-growth": (grown(100, 2), MACHINE, "warning"),
     "worker-memory-leak": (grown(100, 100), MACHINE, "critical"),
     "main-memory-leak": (
-        loop(main_uss_growth_bytes=100 * MIB, memory_batches=200),
+        loop(main_uss_growth_bytes=100 * MIB, main_growth_batches=200),
         MACHINE,
         "critical",
     ),
@@ -137,10 +137,13 @@ NOT_A_FAULT: dict[str, tuple[Evidence, Machine]] = {
     "growth of a few bytes a batch": (grown(100, 100, batches=10**6), MACHINE),
     "shrinking": (grown(-100, -100), MACHINE),
     "little growth of the main process": (
-        loop(main_uss_growth_bytes=10 * MIB, memory_batches=200),
+        loop(main_uss_growth_bytes=10 * MIB, main_growth_batches=200),
         MACHINE,
     ),
-    "a few bytes a step": (loop(main_uss_growth_bytes=100 * MIB, memory_batches=10**6), MACHINE),
+    "a few bytes a step": (
+        loop(main_uss_growth_bytes=100 * MIB, main_growth_batches=10**6),
+        MACHINE,
+    ),
     "a small queue": (queued(8), MACHINE),
     "no workers, no descriptors": (loop(workers=0, tensors_per_batch=10**6), MACHINE),
     "a machine that tells nothing": (
@@ -173,7 +176,7 @@ def test_copying_ends_and_is_named_all_the_same() -> None:
 
 
 def test_a_04_5_a_training_loop_that_keeps_memory_clears_the_loader() -> None:
-    evidence = loop(workers=0, main_uss_growth_bytes=400 * MIB, memory_batches=100)
+    evidence = loop(workers=0, main_uss_growth_bytes=400 * MIB, main_growth_batches=100)
     memory_findings = found_in(evidence, rules=MEMORY_RULES)
     assert [found.code for found in memory_findings] == ["main-memory-leak"]
     assert "The training process grew by 400.0 MiB" in memory_findings[0].message
@@ -189,7 +192,7 @@ def test_a_04_7_reading_a_mapped_file_is_no_leak(uss: float, rss: float) -> None
 def test_leaks_say_how_much_a_batch_they_take() -> None:
     (found,) = found_in(grown(200, 200, batches=100), rules=MEMORY_RULES)
     assert "grew by 200.0 MiB in 100 batches, about 2.0 MiB a batch" in found.message
-    assert found.evidence["memory_batches"] == 100
+    assert found.evidence["worker_growth_batches"] == 100
 
 
 def test_growth_reaches_the_rules_through_the_evidence() -> None:
@@ -205,7 +208,7 @@ def test_growth_reaches_the_rules_through_the_evidence() -> None:
     )
     evidence = Evidence().with_timing(timing)
     assert [f.code for f in found_in(evidence, rules=MEMORY_RULES)] == ["worker-memory-leak"]
-    assert evidence.memory_batches == 50
+    assert evidence.worker_growth_batches == 50
 
 
 # ---- growth, from made-up readings --------------------------------------------------------------
@@ -426,7 +429,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Evidence]:
 def test_a_leak_in_workers_is_found_in_a_real_loader(real: dict[str, Evidence]) -> None:
     seen = real["leak"]
     assert seen.worker_uss_growth_bytes is not None
-    kept = 4 * 128 * 1024 * (seen.memory_batches or 0)
+    kept = 4 * 128 * 1024 * (seen.worker_growth_batches or 0)
     assert seen.worker_uss_growth_bytes == pytest.approx(kept, rel=0.3)
     assert seen.worker_growth_levels_off is False
     assert [one.code for one in found_in(seen, rules=MEMORY_RULES)] == ["worker-memory-leak"]

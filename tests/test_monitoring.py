@@ -46,6 +46,7 @@ from dataloading.processes import (
     tree_memory,
 )
 from dataloading.trace import Columns, ResourceTrace
+from dataloading.train_steps import BusyMeter, simulated_train_step
 
 MB = 10**6
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -892,3 +893,43 @@ def test_a_worker_killed_while_watched() -> None:
     assert "monitor" not in trace.notes
     assert "memory_bytes" not in trace.notes  # an ended process isn't a missing reading
     assert trace.frame["workers"].iloc[-1] == 0
+
+
+# ---- the curve of a simulated accelerator ----------------------------------------------------
+
+
+def test_a_starved_simulated_accelerator_shows_a_sawtooth_without_a_gpu() -> None:
+    train_step = simulated_train_step(0.25)
+    with monitor_resources(interval_s=0.1, gpu=False) as trace:
+        for _ in range(13):
+            time.sleep(0.25)  # waiting for a batch
+            train_step(None)
+    pattern = trace.pattern("train_step_percent")
+    assert pattern == "sawtooth", pattern
+    assert pattern.period_s == pytest.approx(0.5, rel=0.2)
+
+
+def test_a_fed_simulated_accelerator_is_steady() -> None:
+    train_step = simulated_train_step(0.25)
+    with monitor_resources(interval_s=0.1, gpu=False) as trace:
+        for _ in range(8):
+            train_step(None)
+    assert trace.pattern("train_step_percent") == "steady"
+
+
+def test_a_step_under_way_counts_as_busy() -> None:
+    meter = BusyMeter()
+    with meter:
+        time.sleep(0.02)
+        first = meter.read_s()
+        time.sleep(0.02)
+        assert meter.read_s() > first >= 0.02
+    after = meter.read_s()
+    assert after == meter.busy_s >= 0.04
+
+
+def test_a_step_that_raises_is_busy_no_longer() -> None:
+    meter = BusyMeter()
+    with pytest.raises(KeyError), meter:
+        raise KeyError
+    assert meter.read_s() == meter.busy_s

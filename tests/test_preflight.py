@@ -375,7 +375,6 @@ HEALTHY: dict[str, Callable[[Path], DataLoader]] = {
     ),
     "lazy file": lambda path: DataLoader(faulty.LazyFile(numbers_in(path)), num_workers=2),
     "a logger": lambda _: DataLoader(faulty.Holding(log=logger_to_screen()), num_workers=2),
-    "empty": lambda _: DataLoader(faulty.Blobs(0), num_workers=2),
     "persistent, spawned": lambda _: DataLoader(
         faulty.Blobs(), num_workers=2, persistent_workers=True, multiprocessing_context="spawn"
     ),
@@ -401,6 +400,12 @@ def numbers_in(folder: Path, count: int = 64) -> Path:
     path = folder / "numbers.bin"
     path.write_bytes(np.arange(count, dtype="i8").tobytes())
     return path
+
+
+def test_a_loader_without_a_sample_is_told() -> None:
+    (found,) = check_dataloader(DataLoader(faulty.Blobs(0), num_workers=2))
+    assert (found.code, found.severity) == ("invalid-settings", "critical")
+    assert "0 batches" in found.message
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -24,8 +24,9 @@ from torch.utils.data import (
 )
 from workloads import FOREVER_S, linux_only
 
-from dataloading import profiling
-from dataloading.profiling import SampleProfile, profile_samples, stage_name
+from dataloading import profiling, sending, stages
+from dataloading.profiling import SampleProfile, profile_samples
+from dataloading.stages import stage_name
 from dataloading.watchdog import ProbeTimeout
 
 PAUSE_S = 0.005
@@ -39,7 +40,7 @@ def tidy() -> Iterator[None]:
 @pytest.fixture
 def no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the worker, where a test is about the samples only."""
-    monkeypatch.setattr(profiling, "_time_transfer", lambda batch: (None, ()))
+    monkeypatch.setattr(profiling, "time_sending", lambda batch: (None, ()))
 
 
 @pytest.fixture
@@ -343,8 +344,8 @@ def test_a_batch_that_cannot_be_sent_is_noted() -> None:
 
 @linux_only
 def test_a_worker_that_does_not_answer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "LIMIT_S", 0.5)
-    monkeypatch.setattr(profiling.BatchSource, "__getitem__", hang_in_worker)
+    monkeypatch.setattr(sending, "LIMIT_S", 0.5)
+    monkeypatch.setattr(sending.BatchSource, "__getitem__", hang_in_worker)
     profile = profile_samples(workloads.Slow(4))
     assert profile.transfer_s is None
     assert "took too long to be measured" in profile.notes[0]
@@ -445,7 +446,7 @@ def test_reading_that_hangs_is_stopped(
     from torchvision import datasets
 
     monkeypatch.setattr(profiling, "LIMIT_S", 0.3)
-    monkeypatch.setattr(profiling, "open", lambda *_: time.sleep(FOREVER_S), raising=False)
+    monkeypatch.setattr(stages, "open", lambda *_: time.sleep(FOREVER_S), raising=False)
     with pytest.raises(ProbeTimeout, match="Fetching sample 0"):
         profile_samples(datasets.ImageFolder(str(photos)))
 

@@ -89,7 +89,7 @@ def test_anything_that_yields_batches() -> None:
     assert len(train(watched)) == len(watched) == 6
     assert watched.timing.settings is None
     assert watched.timing.samples.tolist() == [4] * 5
-    with pytest.raises(TypeError, match="Expected a loader to iterate over, got int"):
+    with pytest.raises(TypeError, match="to be a loader to iterate over, got int"):
         watch_dataloader(5)
 
 

@@ -243,3 +243,73 @@ def leaves_nothing() -> Iterator[None]:
         time.sleep(0.01)  # the thread of a closed queue ends a moment later
     changed = {name: (before[name], after[name]) for name in before if after[name] != before[name]}
     assert not changed, changed
+
+
+def nap(value: Any) -> Any:
+    """A transform that waits."""
+    time.sleep(0.004)
+    return value
+
+
+class Burn:
+    """A transform that computes."""
+
+    def __call__(self, value: Any) -> Any:
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        return value
+
+
+class Chain:
+    """Transforms one after another, as torchvision's Compose holds them."""
+
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class Staged(Dataset):
+    """Samples that go through two named stages."""
+
+    def __init__(self, count: int = 240) -> None:
+        self.count = count
+        self.transform = Chain([nap, Burn()])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return self.transform(index)
+
+
+class StagedTogether(Staged):
+    """The same, a batch at a time."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self.transform(index) for index in indices]
+
+
+class StagedStream(IterableDataset):
+    """The same as a stream."""
+
+    def __init__(self, count: int = 240) -> None:
+        self.count = count
+        self.transform = Chain([nap, Burn()])
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.count):
+            yield self.transform(number)
+
+
+class Unwrappable(Staged):
+    """Works only with its own transform, and not with one that was wrapped."""
+
+    def __getitem__(self, index: int) -> int:
+        if type(self.transform.transforms[0]).__name__ != "function":
+            raise RuntimeError("somebody touched my transform")
+        return super().__getitem__(index)
