@@ -22,7 +22,7 @@ from dataloading.batches import batch_bytes, count_tensors
 from dataloading.held_things import Handle, handles_among, is_on_accelerator
 from dataloading.object_graph import MOST_ITEMS, is_a, walk
 from dataloading.pickling import SHARED_BY_SYSTEM
-from dataloading.profiling import StageClock, with_clocks
+from dataloading.stages import StageClock, with_clocks
 from dataloading.watchdog import ProbeTimeout, one_thread, time_limit
 
 CALL_LIMIT_S = 0.5  # for copying the data set, asking for its length, collating
