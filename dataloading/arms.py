@@ -21,6 +21,7 @@ from dataloading.machine import Machine, inspect_machine
 from dataloading.model import BatchCosts
 from dataloading.pickling import probe_pickling
 from dataloading.profiling import SampleProfile, profile_samples
+from dataloading.ranks import share_wait
 from dataloading.results import Result, format_value
 from dataloading.settings import LoaderSettings, ineffective_options, rebuild_dataloader
 from dataloading.timing import TrainStep, measure_dataloader, measure_replay
@@ -207,6 +208,8 @@ def gather_evidence(
         The `Evidence` that the rules read.
     """
     workers = arms.worker_costs
+    waits, reason = share_wait("measured", float(arms.real.wait_s.mean()))
+    reasons = dict(note.split(": ", 1) for note in arms.notes if ": " in note)
     evidence = replace(
         Evidence().with_timing(arms.real),
         replay_step_s=arms.replay.period_s if arms.replay is not None else 0.0,
@@ -217,7 +220,8 @@ def gather_evidence(
         collate_s=workers.collate_cpu_s if workers is not None else None,
         dropped_settings=ineffective_options(dataloader),
         utilization_percent=_utilization(trace),
-        reasons=dict(note.split(": ", 1) for note in arms.notes if ": " in note),
+        rank_waits_s=waits,
+        reasons=reasons | ({"rank_waits_s": reason} if reason else {}),
         **_sending(dataloader, machine or inspect_machine()),
     )
     if profile is None:

@@ -147,8 +147,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "batches take many times the median.",
             ruled_out_by="Batches that all take about as long, or an empty queue whenever training "
             "waits.",
-            advice="Deliver in any order (in_order=False, at the price of a reproducible "
-            "order), or make the slow samples cheaper.",
+            advice="Make the slow samples cheaper, or deliver in any order (in_order=False) where "
+            "the order need not repeat: a run that resumes in mid-epoch needs it to.",
             notebook="03",
         ),
         "host-to-device": Code(
@@ -191,7 +191,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
             meaning="Opening many small files takes longer than reading what is in them.",
             proof="Opening takes the larger part of a sample, and each open brings few bytes.",
             ruled_out_by="Few opens per sample, or opens that are quick.",
-            advice="Pack samples into larger files (shards, an archive, one array).",
+            advice="Pack samples into larger files (shards, an archive, one array); shards limit "
+            "shuffling to their order and a buffer of samples.",
             notebook="06",
         ),
         "superlinear-dataset": Code(
@@ -351,9 +352,10 @@ CODES: Mapping[str, Code] = MappingProxyType(
         ),
         "fork-unsafe-handle": Code(
             group="setup",
-            meaning="The data set holds an open file or connection, which forked workers would "
-            "share.",
-            proof="An open handle hangs on the data set, and there are workers.",
+            meaning="Something that was open or in use before the fork (a file, a connection, a "
+            "library with threads) is shared by forked workers, or broken in them.",
+            proof="An open handle hangs on the data set, and there are workers; or an error that "
+            "only forked copies give.",
             ruled_out_by="Handles that are opened on first use, in the worker.",
             advice="Open it in the worker, on first use, instead of in the constructor.",
             notebook="10",

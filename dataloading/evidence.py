@@ -63,6 +63,7 @@ class Evidence(Result):
         worker_threads: Threads in a worker.
         run_delay_share: Share of a worker's batch time spent waiting for a CPU.
         slow_batch_factor: The slowest batches (99th percentile) over the median, inside workers.
+        handover_s: Seconds to get a batch that stands ready.
         blocked_share: Share of the waiting during which a later batch stood ready in the queue.
         one_worker_batch_s: Wall seconds of a batch with a single worker, undisturbed by others.
         sampler_s: Choosing the indices of one batch, in the training process.
@@ -125,6 +126,7 @@ class Evidence(Result):
     run_delay_share: float | None = None
     slow_batch_factor: float | None = None
     blocked_share: float | None = None
+    handover_s: float | None = None
     one_worker_batch_s: float | None = None
     sampler_s: float | None = None
     storage_share: float | None = None
@@ -183,7 +185,10 @@ class Evidence(Result):
                 **{name: getattr(workers, name) for name in FROM_WORKERS},
             }
         if (observed := timing.observed) is not None:
-            seen |= {"blocked_share": observed.blocked_share, "sampler_s": observed.sampler_s}
+            seen |= {
+                name: getattr(observed, name)
+                for name in ("blocked_share", "handover_s", "sampler_s")
+            }
             if (growth := observed.worker_growth) is not None:
                 seen |= {
                     "worker_uss_growth_bytes": growth.uss_bytes,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from dataloading.memory import Growth, MemoryLog
 
 LEAST_WAIT_S = 1e-3  # shorter waits are hand-overs, not stalls
+FEWEST_HANDOVERS = 5  # fewer say nothing
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,14 @@ class Observed:
     Attributes:
         blocked_share: Share of the waiting during which a later batch arrived and had to wait for
             its turn; None where the queue cannot be seen, or nothing waited.
+        handover_s: Median seconds to get a batch that stood ready when it was asked for; None where
+            too few did.
         sampler_s: Seconds for choosing the samples of one batch.
         worker_growth, main_growth: Growth of memory; None with too few readings.
     """
 
     blocked_share: float | None = None
+    handover_s: float | None = None
     sampler_s: float | None = None
     worker_growth: Growth | None = None
     main_growth: Growth | None = None
@@ -36,10 +41,18 @@ class Observer:
         self._blocked_s = 0.0
         self._queue_seen = False
         self._batches = 0
+        self._is_ready = False
+        self._handovers_s: list[float] = []
+
+    def asks(self, iterator: Any) -> None:
+        """The loop is about to ask for a batch."""
+        self._is_ready = has_arrived(iterator)
 
     def got(self, iterator: Any, wait_s: float) -> None:
         """A batch has just been delivered, after waiting for so long."""
         self._batches += 1
+        if self._is_ready:
+            self._handovers_s.append(wait_s)
         ready = finished_batches(iterator)
         if ready is not None and wait_s > LEAST_WAIT_S:
             self._queue_seen = True
@@ -51,8 +64,10 @@ class Observer:
     def observed(self, sampler_s: float | None) -> Observed:
         """Summarise."""
         blocked = self._blocked_s / self._waited_s if self._queue_seen else None
+        handovers = self._handovers_s
         return Observed(
             blocked_share=blocked,
+            handover_s=median(handovers) if len(handovers) >= FEWEST_HANDOVERS else None,
             sampler_s=sampler_s,
             worker_growth=self.memory.workers.growth(),
             main_growth=self.memory.main.growth(),
@@ -69,3 +84,16 @@ def finished_batches(iterator: Any) -> int | None:
     if not isinstance(tasks, dict):
         return None
     return sum(1 for task in tasks.values() if isinstance(task, tuple) and len(task) == 2)
+
+
+def has_arrived(iterator: Any) -> bool:
+    """Whether a batch of a worker stands in the queue to the training process.
+
+    Reads the private `_data_queue` of torch's multiprocessing iterator (torch 2.6 to 2.14); False
+    where there is no such thing.
+    """
+    queue = getattr(iterator, "_data_queue", None)
+    try:
+        return queue is not None and not queue.empty()
+    except (OSError, AttributeError):  # closed, or of another kind
+        return False

@@ -24,10 +24,12 @@ from dataloading.held_things import (
     shares_state,
 )
 from dataloading.machine import Machine, inspect_machine
+from dataloading.main_script import MainScript, read_main_script
 from dataloading.object_graph import is_a, walk
 from dataloading.peeking import BatchSize, Peek, peek
 from dataloading.pickling import PickleProbe, main_is_importable, probe_pickling
 from dataloading.settings import LoaderSettings, ineffective_options
+from dataloading.storage import Storage, find_network_storage
 from dataloading.watchdog import ProbeTimeout, generators_of, random_state_kept, time_limit
 
 IMAGES = 64  # files of an image folder that are decoded
@@ -46,12 +48,14 @@ class Preflight:
         start_method: The start method that its workers would use.
         probes: What pickling its parts showed; empty where that was not asked for.
         main_importable: Whether children can import what is defined in `__main__`.
+        script: The script that is running, or None.
         handles: Open handles that its data set holds, or opens when asked for its length.
         on_accelerator: Paths of tensors on an accelerator, in the data set or in a sample.
         objects: Path and number of Python objects in the part that holds most, or None.
         shares_state: Whether the data set holds memory that running workers see change.
         peek: What the length and a few samples showed.
         ineffective: Options without effect.
+        storage: Its files on a network mount, or None.
         bad_images: Path and reason of image files that cannot be read, among those looked at.
         live_queued_batches: Batches that other loaders with living workers may hold.
         epochs: How many epochs are planned, or None.
@@ -63,12 +67,14 @@ class Preflight:
     start_method: str
     probes: tuple[PickleProbe, ...] = ()
     main_importable: bool = True
+    script: MainScript | None = None
     handles: tuple[Handle, ...] = ()
     on_accelerator: tuple[str, ...] = ()
     objects: tuple[str, int] | None = None
     shares_state: bool = False
     peek: Peek = field(default_factory=Peek)
     ineffective: dict[str, str] = field(default_factory=dict)
+    storage: Storage | None = None
     bad_images: tuple[tuple[str, str], ...] = ()
     live_queued_batches: int = 0
     epochs: int | None = None
@@ -118,12 +124,14 @@ def look_at(
         start_method=method,
         probes=tuple(probes),
         main_importable=main_is_importable(),
+        script=read_main_script(),
         handles=(*handles_among(held), *seen.opened_by_len),
         on_accelerator=(*on_accelerator, *seen.on_accelerator),
         objects=most_objects(held),
         shares_state=shares_state(held),
         peek=seen,
         ineffective=ineffective_options(dataloader),
+        storage=find_network_storage(held),
         bad_images=_bad_images(dataloader.dataset),
         live_queued_batches=_live_queues(dataloader),
         epochs=epochs,

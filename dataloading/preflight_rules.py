@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from dataloading.model import WORKER_BYTES
 from dataloading.preflight import Preflight, look_at
 from dataloading.results import format_bytes, format_seconds, format_share
 from dataloading.setup_rules import pins_memory
+from dataloading.storage import BULK_BYTES_PER_S
 
 SLOW_START_S = 0.5  # sending a data set for longer than this is felt at every start
 READ_BACK = 2.5  # a worker takes so many times as long to unpickle: it makes every object anew
@@ -19,6 +21,9 @@ OBJECT_BYTES = 64  # of private memory that a worker copies for each object it t
 LARGE_SHARE = 0.1  # of the free memory
 BUDGET_SHARE = 0.8  # of what is free may be taken
 FEW_DESCRIPTORS_SHARE = 0.8
+SHOWN_LINES = 3  # of a script
+MANY_FILES = 1000  # of small ones: the first pass over a network takes minutes
+SLOW_READING_S = 60.0  # a first pass that takes longer than this is worth an archive
 RETAINED_BATCHES = 4  # batches that a usual loop still holds: this one, the last one, logging
 
 Rule = Callable[[Preflight], Finding | None]
@@ -85,6 +90,121 @@ def main_module_rule(seen: Preflight) -> Finding | None:
         severity="critical" if _pickles(seen) else "info",
         advice=f"Write {name} into a file beside the notebook with %%writefile, and import it "
         "from there.",
+    )
+
+
+def under_guard_rule(seen: Preflight) -> Finding | None:
+    """Classes under the guard of a script, which its workers do not find."""
+    if seen.script is None:
+        return None
+    hidden = [
+        (probe.name, name)
+        for probe in seen.probes
+        for name in probe.in_main
+        if probe.error is None and name.split(".")[0] in seen.script.under_guard
+    ]
+    if not hidden:
+        return None
+    part, name = hidden[0]
+    return finding(
+        "unpicklable",
+        f"{part}: {name} is defined under `if __name__ == '__main__':` in {seen.script.name}, which "
+        f"workers started by {_methods_that_pickle(seen)} do not run.{_works_for_now(seen)}",
+        {"part": part, "name": name, "script": seen.script.name, "start_method": seen.start_method},
+        severity="critical" if _pickles(seen) else "info",
+        advice=f"Move {name} above the guard: workers import the script, and find only what stands "
+        "outside of it.",
+    )
+
+
+def no_guard_rule(seen: Preflight) -> Finding | None:
+    """A script that its workers would run from top to bottom."""
+    if seen.script is None or seen.script.has_guard or not _pickles(seen):
+        return None
+    return finding(
+        "unpicklable",
+        f"{seen.script.name} has no `if __name__ == '__main__':`, so each worker started by "
+        f"{seen.start_method} runs all of it again, and is refused when it comes to start workers.",
+        {"script": seen.script.name, "start_method": seen.start_method},
+        severity="critical",
+        advice="Put all that is to run once under `if __name__ == '__main__':`, and leave imports, "
+        "classes and functions above it.",
+    )
+
+
+def rerun_rule(seen: Preflight) -> Finding | None:
+    """Lines of a script that every spawned worker runs again."""
+    script = seen.script
+    if script is None or not script.has_guard or not script.lines_run:
+        return None
+    if seen.start_method != "spawn" or not seen.settings.num_workers:
+        return None
+    workers = seen.settings.num_workers
+    starts = 1 if seen.settings.persistent_workers else seen.epochs
+    runs = "in all" if seen.settings.persistent_workers else "an epoch"
+    if starts is not None and starts > 1:
+        runs += f", {workers * starts} in {starts} epochs"
+    lines = ", ".join(map(str, script.lines_run[:SHOWN_LINES]))
+    return finding(
+        "epoch-startup",
+        f"Each spawned worker runs what stands outside of `if __name__ == '__main__':` in "
+        f"{script.name} again (line {lines}): {workers} extra runs {runs}.",
+        {
+            "script": script.name,
+            "lines": list(script.lines_run),
+            "extra_runs_per_start": workers,
+            "extra_runs": None if starts is None else workers * starts,
+            "persistent_workers": seen.settings.persistent_workers,
+        },
+        severity="info",
+        advice="Move what is to run once under the guard, and set persistent_workers=True.",
+    )
+
+
+def network_rule(seen: Preflight) -> Finding | None:
+    """Files on a network mount."""
+    storage = seen.storage
+    if storage is None:
+        return None
+    many_small = storage.are_small and storage.files >= MANY_FILES
+    each, all_s, once_s = storage.file_s, storage.one_by_one_s, storage.at_once_s
+    slow = all_s is not None and all_s > max(SLOW_READING_S, once_s)
+    estimate = ""
+    if each is not None and all_s is not None:
+        estimate = (
+            f" One by one they take about {format_seconds(all_s)} ({format_seconds(each)} each), as "
+            f"one archive about {format_seconds(once_s)} at "
+            f"{format_bytes(BULK_BYTES_PER_S)}/s."
+        )
+    name = os.path.basename(storage.folder)
+    archive, local = f"{storage.folder}.tar", f"/tmp/{name}"
+    advice = (
+        f"Copy them to a local disk, as one file: once `tar -cf {archive} -C {storage.folder} .`, "
+        f"then before each run `mkdir -p {local} && tar -xf {archive} -C {local}`, and read from "
+        f"{local}."
+    )
+    if many_small:
+        advice += (
+            " If they do not fit there, read archives or shards of many samples in order; shuffling "
+            "is then limited to the order of the shards and a buffer of samples."
+        )
+    return finding(
+        "small-files" if many_small else "storage-bound",
+        f"The {storage.files:,} files of the data set lie on a network mount ({storage.kind} at "
+        f"{storage.mount}).{estimate}",
+        {
+            "storage_class": "network mount",
+            "mount": storage.mount,
+            "file_system": storage.kind,
+            "files": storage.files,
+            "file_bytes": storage.file_bytes,
+            "file_s": each,
+            "one_by_one_s": all_s,
+            "at_once_s": once_s,
+            "threshold_s": SLOW_READING_S,
+        },
+        severity="warning" if slow else "info",
+        advice=advice,
     )
 
 
@@ -445,6 +565,8 @@ def worker_memory_rule(seen: Preflight) -> Finding | None:
 RULES: tuple[Rule, ...] = (
     unpicklable_rule,
     main_module_rule,
+    under_guard_rule,
+    no_guard_rule,
     slow_start_rule,
     handle_rule,
     accelerator_rule,
@@ -458,6 +580,8 @@ RULES: tuple[Rule, ...] = (
     worker_memory_rule,
     copy_on_write_rule,
     stale_epoch_rule,
+    network_rule,
+    rerun_rule,
     ineffective_rule,
     unpinnable_rule,
     pin_rule,

@@ -11,7 +11,18 @@ from dataloading.model import step_bounds
 from dataloading.results import format_ratio, format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
 from dataloading.stages import DECODE, READ
-from dataloading.verdict import DATA_BOUND_SHARE, HOST_SHARE, QUIET_SHARE, host_share, judge
+from dataloading.verdict import (
+    DATA_BOUND_SHARE,
+    HANDOVER_SHARE,
+    HOST_SHARE,
+    QUIET_SHARE,
+    RESTART_SHARE,
+    first_batch_s,
+    handover_share,
+    host_share,
+    judge,
+    restart_share,
+)
 from dataloading.workers import best_workers
 
 # Every threshold of the rules, with its reason.
@@ -23,7 +34,6 @@ COPY_BYTES_PER_S = 2e9  # copying into fresh memory, page faults included, on a 
 HEAVY_BATCH_BYTES = 2**20  # smaller batches of few tensors cost their hand-over, not their bytes
 MANY_TENSORS = 10
 COPY_SLACK = 2.0  # collating may take twice that and still be mere copying
-RESTART_SHARE = 0.15  # of an epoch spent on its start
 INTERFERENCE_FACTOR = 1.3  # the real run against the slower of its two arms
 
 # What the percentage of `nvidia-smi` means, said wherever it could mislead.
@@ -53,6 +63,11 @@ def compute_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     judged = "the loader is not the problem."
     if verdict == "balanced":
         judged = f"a perfect loader would be {format_ratio(1 / (1 - share))} times as fast at most."
+    if evidence.handover_s and handover_share(evidence) > MOST_OF_IT * share:
+        judged += (
+            f" Batches stand ready when they are asked for; to get one takes "
+            f"{format_seconds(evidence.handover_s)}."
+        )
     extra = ""
     if evidence.utilization_percent is not None:
         extra = f" NVML shows {evidence.utilization_percent:.0f} %. {UTILISATION_MEANING}"
@@ -233,18 +248,37 @@ def transfer_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
+def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Batches stand ready, and getting them takes the time."""
+    share, seconds = handover_share(evidence), evidence.handover_s
+    if not is_data_bound(evidence) or seconds is None or tiny_samples(evidence):
+        return None
+    if share < HANDOVER_SHARE or share < MOST_OF_IT * (evidence.wait_share or 0.0):
+        return None
+    return finding(
+        "transfer",
+        f"Batches stand ready when they are asked for, but to get one takes "
+        f"{format_seconds(seconds)}, {format_share(share)} of a step "
+        f"({format_value('x_bytes', evidence.batch_bytes)} in {evidence.tensors_per_batch} tensors).",
+        {
+            "handover_s": seconds,
+            "handover_share": share,
+            "threshold_share": HANDOVER_SHARE,
+            "batch_bytes": evidence.batch_bytes,
+            "tensors_per_batch": evidence.tensors_per_batch,
+            "steps": evidence.steps,
+        },
+        expected_gain=1 / (1 - share) if share < 1 else None,
+    )
+
+
 def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Epochs spend much of their time on their start."""
-    restart, steps, period = evidence.epoch_restart_s, evidence.steps_per_epoch, evidence.period_s
-    if restart is None or not steps or period is None or not evidence.num_workers:
+    share, restart, period = restart_share(evidence), evidence.epoch_restart_s, evidence.period_s
+    if share < RESTART_SHARE or restart is None or period is None:
         return None
-    costs = evidence.costs
-    # The first batch must be prepared in any case; only what comes on top can be saved.
-    first_batch = evidence.worker_batch_s or (costs.batch_s if costs is not None else 0.0)
+    first_batch, steps = first_batch_s(evidence), evidence.steps_per_epoch
     avoidable = max(0.0, restart - first_batch)
-    share = avoidable / (restart + steps * period)
-    if share < RESTART_SHARE:
-        return None
     advice = None
     if evidence.persistent_workers:
         advice = "The workers are kept already; look at what the sampler or the first batch does."
@@ -274,11 +308,11 @@ def interference_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     slower = max(arm for arm in arms if arm is not None)
     costs = evidence.costs
-    explained = slower
-    if costs is not None:  # sharing the CPUs is expected, and has rules of its own
-        explained = max(
-            slower, (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
-        )
+    # handing batches over comes on top of training, and the CPUs are shared: that is expected
+    explained = max(slower, (evidence.replay_step_s or 0.0) + (evidence.handover_s or 0.0))
+    if costs is not None:
+        cpu_s = (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
+        explained = max(explained, cpu_s)
     if evidence.steps < FEWEST_STEPS or evidence.period_s < INTERFERENCE_FACTOR * explained:
         return None
     if host_share(evidence) >= HOST_SHARE:
@@ -303,6 +337,7 @@ TIME_RULES: tuple[Rule, ...] = (
     too_few_workers_rule,
     per_sample_overhead_rule,
     transfer_rule,
+    handover_rule,
     collate_rule,
     cpu_bound_rule,
     epoch_startup_rule,

@@ -224,7 +224,8 @@ def measure_dataloader(
                 note = loop.run(seconds)
             except Exception as error:
                 if loop.is_loading or tells_of_death(error):  # not the train step's own error
-                    tell_failure(error, lent.records.progress if lent.records else None)
+                    left_word = lent.records.progress if lent.records else None
+                    tell_failure(error, left_word, dataloader)
                 raise
         clock.finish()
         if not log.epoch:
@@ -283,9 +284,9 @@ def measure_replay(
     return log.timing(clock=clock.name)
 
 
-def tell_failure(error: Exception, progress: Progress | None) -> None:
+def tell_failure(error: Exception, progress: Progress | None, dataloader: Any) -> None:
     """Leave word on an exception of the loader: a note for the reader, a `finding` for the tools."""
-    found = explain_failure(error, progress)
+    found = explain_failure(error, progress, dataloader)
     if found is not None:
         error.add_note(f"{found.message} {found.advice}")
         error.finding = found  # type: ignore[attr-defined]
@@ -394,6 +395,7 @@ class _Loop:
             for number in itertools.count():
                 if number:
                     self.doing = f"Waiting for batch {number} of epoch {self.epochs}"
+                    self.observer.asks(iterator)
                     self.clock.asks()
                 try:
                     batch = next(iterator)

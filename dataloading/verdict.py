@@ -6,6 +6,8 @@ from dataloading.evidence import FEWEST_STEPS, Evidence
 
 DATA_BOUND_SHARE = 0.10  # waiting for a tenth of the time is worth an afternoon
 QUIET_SHARE = 0.05  # less waiting than this cannot be told from noise
+HANDOVER_SHARE = 0.20  # getting batches that stand ready is worth an afternoon from here on
+RESTART_SHARE = 0.15  # of an epoch spent on its start
 HOST_SHARE = 0.20  # other work beyond a fifth of the step is not mere loop overhead
 
 
@@ -18,14 +20,40 @@ def judge(evidence: Evidence) -> str:
     """
     if evidence.steps < FEWEST_STEPS or evidence.wait_share is None:
         return "inconclusive"
-    host = host_share(evidence)
-    if evidence.wait_share >= DATA_BOUND_SHARE and evidence.wait_share >= host:
+    host, handover = host_share(evidence), handover_share(evidence)
+    late = evidence.wait_share - handover  # of the time: batches that were not ready
+    waits = late >= DATA_BOUND_SHARE or handover >= HANDOVER_SHARE
+    if waits and evidence.wait_share >= host:
+        return "data-bound"
+    if restart_share(evidence) >= max(RESTART_SHARE, host):
         return "data-bound"
     if host >= HOST_SHARE:
         return "host-bound"
-    if evidence.wait_share <= QUIET_SHARE:
+    if late <= QUIET_SHARE and handover <= DATA_BOUND_SHARE:
         return "compute-bound"
     return "balanced"
+
+
+def restart_share(evidence: Evidence) -> float:
+    """Share of an epoch for its start, without the work on the first batch, which must be done."""
+    steps, period, restart = evidence.steps_per_epoch, evidence.period_s, evidence.epoch_restart_s
+    if not steps or not period or restart is None or not evidence.num_workers:
+        return 0.0
+    return max(0.0, restart - first_batch_s(evidence)) / (restart + steps * period)
+
+
+def first_batch_s(evidence: Evidence) -> float:
+    """Seconds that a worker needs for a batch, as far as it is known."""
+    if evidence.worker_batch_s is not None:
+        return evidence.worker_batch_s
+    return evidence.costs.batch_s if evidence.costs is not None else 0.0
+
+
+def handover_share(evidence: Evidence) -> float:
+    """Share of the time for getting batches that stand ready; the workers cannot do better."""
+    if not evidence.handover_s or not evidence.period_s:
+        return 0.0
+    return min(evidence.handover_s / evidence.period_s, evidence.wait_share or 0.0)
 
 
 def host_share(evidence: Evidence) -> float:

@@ -15,9 +15,11 @@ from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.machine import inspect_machine
+from dataloading.ranks import tell_wait, waits_told
 from dataloading.results import format_seconds, format_value
 from dataloading.settings import LoaderSettings, ineffective_options
 
+WATCHED = "watched"  # the kind of the waits that ranks tell one another
 STEPS_KEPT = 20_000  # per loader; a run of days must not fill the memory with its own timings
 
 
@@ -87,6 +89,8 @@ class WatchedLoader:
             log.steps_per_epoch = seen.steps or log.steps_per_epoch
         finally:
             log.forget(STEPS_KEPT)
+            if seen.steps:
+                tell_wait(WATCHED, seen.wait_s / seen.steps)
             if self._report and seen.steps:
                 print(f"epoch {epoch}: {seen.line()}")
 
@@ -110,11 +114,18 @@ class WatchedLoader:
         return self._log.timing(settings=settings)
 
     def diagnosis(self) -> Diagnosis:
-        """Judge what was seen, without any extra run."""
+        """Judge what was seen, without any extra run.
+
+        In a distributed job whose ranks all watch, each tells the others its waits at the end of an
+        epoch, so that any of them can name a slow rank.
+        """
         timing = self.timing
+        reasons = {"cpu_s": "watching sees waits and steps, not what a sample costs"}
+        waits, reason = waits_told(WATCHED)
         evidence = Evidence(
             dropped_settings=ineffective_options(self._loader),
-            reasons={"cpu_s": "watching sees waits and steps, not what a sample costs"},
+            rank_waits_s=waits,
+            reasons=reasons | ({"rank_waits_s": reason} if reason else {}),
         ).with_timing(timing)
         return diagnose(evidence, inspect_machine(), timing=timing)
 

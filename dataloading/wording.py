@@ -71,7 +71,9 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
         return f"No verdict: from {steps} nothing can be concluded; measure longer."
     if diagnosis.verdict == "data-bound":
         cause = diagnosis.top("time")
-        because = "; why was not measured: diagnose_dataloader finds out"
+        because = "; why is open: diagnose_dataloader finds out"
+        if evidence.costs is not None:
+            because = "; no single cause stands out"
         if cause is not None:
             because = f"; the main cause is {cause.code}"
         return f"Training waits for data {wait} of the time{because}."

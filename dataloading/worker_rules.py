@@ -27,6 +27,7 @@ FROM_CACHE = 0.1  # nearly none does
 COLD_FACTOR = 2.0  # the first pass waits at least twice as long
 SMALL_READ_BYTES = 256 * 1024  # an open that brings less than this costs more than its content
 SEVERAL_OPENS = 2.0  # files for one sample
+SLOW_OPEN_S = 1e-3  # a single open that takes longer goes over a network, or to a disk that seeks
 THROTTLED_SHARE = 0.1  # of the periods
 COPY_SHARE = 0.2  # of a step spent on copying to the device
 SLOW_RANK_FACTOR = 2.0  # the wait of the slowest rank against the median of the others
@@ -227,11 +228,13 @@ def small_files_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     size = evidence.read_bytes_per_sample
     small = size is None or size / max(opens, 1e-9) < SMALL_READ_BYTES
-    if share < MOST_OF_IT or opens < SEVERAL_OPENS or not small:
+    sample_s = (evidence.worker_batch_s or 0.0) / (evidence.batch_size or 1)
+    costly = opens >= SEVERAL_OPENS or (opens > 0 and share * sample_s / opens >= SLOW_OPEN_S)
+    if share < MOST_OF_IT or not costly or not small:
         return None
     return finding(
         "small-files",
-        f"A sample opens {opens:.1f} files, which takes {format_share(share)} of its time.",
+        f"A sample opens {opens:.1f} file(s), which takes {format_share(share)} of its time.",
         {
             "opens_per_sample": opens,
             "open_share": share,

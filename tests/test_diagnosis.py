@@ -204,6 +204,38 @@ def test_nothing_wrong_is_balanced_or_compute_bound_without_warnings():
         assert all(f.severity == "info" for f in result.findings)
 
 
+def test_getting_batches_that_stand_ready_is_no_fault_of_the_workers():
+    ready = loop(workers=4, step=0.015, wait=0.002, handover_s=0.0018, **COMPUTING)
+    result = diagnose(ready, EIGHT)
+    assert (result.verdict, result.cause) == ("balanced", "compute")
+    assert "stand ready" in result.findings[0].message
+    late = diagnose(loop(workers=4, step=0.015, wait=0.005, handover_s=0.0018, **COMPUTING), EIGHT)
+    assert late.verdict == "data-bound"
+
+
+def test_a_slow_hand_over_of_ready_batches_is_a_matter_of_transfer():
+    slow = loop(workers=4, step=0.010, wait=0.006, handover_s=0.0055, **COMPUTING)
+    result = diagnose(slow, EIGHT)
+    assert (result.verdict, result.cause) == ("data-bound", "transfer")
+    assert result.findings[0].expected_gain == pytest.approx(0.016 / 0.0105, rel=0.01)
+
+
+def test_handing_over_and_training_together_are_no_interference():
+    arms = {"replay_step_s": 0.010, "alone_period_s": 0.004}
+    explained = loop(workers=4, step=0.010, wait=0.004, handover_s=0.004, **arms)
+    assert "interference" not in [f.code for f in diagnose(explained, EIGHT).findings]
+    not_explained = loop(workers=4, step=0.010, wait=0.004, handover_s=0.0005, **arms)
+    assert "interference" in [f.code for f in diagnose(not_explained, EIGHT).findings]
+
+
+def test_epochs_that_are_mostly_their_start_are_data_bound():
+    evidence = loop(
+        workers=2, step=0.1, wait=0.001, epoch_restart_s=1.0, steps_per_epoch=8, worker_batch_s=0.0
+    )
+    result = diagnose(evidence, EIGHT)
+    assert (result.verdict, result.cause) == ("data-bound", "epoch-startup")
+
+
 def test_a_light_batch_is_no_matter_of_transfer():
     evidence, machine = FAULTS["transfer"]
     light = replace(evidence, tensors_per_batch=1, batch_bytes=40)

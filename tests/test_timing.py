@@ -30,6 +30,7 @@ from workloads import FOREVER_S, linux_only
 
 from dataloading import timing as timing_module
 from dataloading.loader_timing import LoaderTiming, StepLog, steady_steps
+from dataloading.observing import has_arrived
 from dataloading.settings import LoaderSettings
 from dataloading.timing import CudaClock, HostClock, measure_dataloader, measure_replay
 from dataloading.train_steps import METER, make_train_step, simulated_train_step
@@ -744,3 +745,25 @@ def test_a_replay_moves_its_batch_once() -> None:
 def test_a_replay_that_hangs_is_stopped(short_limit: None) -> None:
     with pytest.raises(ProbeTimeout, match="Replaying one batch"):
         measure_replay(torch.zeros(2), lambda batch: time.sleep(FOREVER_S), seconds=0.2)
+
+
+# ---- batches that stand ready -----------------------------------------------------------------
+
+
+@linux_only
+def test_the_hand_over_of_ready_batches_is_told_from_waiting_for_late_ones() -> None:
+    loader = DataLoader(workloads.Slow(200, seconds=0.0), batch_size=4, num_workers=1)
+    fed = measure(loader, simulated_train_step(0.02), seconds=1.5)
+    assert fed.observed is not None
+    assert fed.observed.handover_s is not None
+    assert fed.observed.handover_s < 0.02
+    slow = DataLoader(workloads.Slow(200, seconds=0.02), batch_size=4, num_workers=1)
+    starved = measure(slow, seconds=1.5)
+    assert starved.observed is not None
+    assert starved.observed.handover_s is None
+
+
+def test_a_loader_without_a_queue_hands_nothing_over() -> None:
+    assert not has_arrived(iter([1]))
+    timing = measure(DataLoader(workloads.Slow(50, seconds=0.0), batch_size=4))
+    assert timing.observed is None or timing.observed.handover_s is None
