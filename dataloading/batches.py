@@ -102,6 +102,40 @@ def count_samples(batch: Any, *, batched: bool = True) -> int:
     return max(1, known[0]) if known else 1
 
 
+class SampleCounter:
+    """Counts the samples of one batch after another; quickly, where they are built alike.
+
+    In a loop that waits for an accelerator, looking through a whole batch costs some 70 µs a step.
+    """
+
+    def __init__(self, *, batched: bool = True) -> None:
+        self._batched = batched
+        self._look: Callable[[Any], int] | None = None
+
+    def __call__(self, batch: Any) -> int:
+        """How many samples the batch holds, as `count_samples` says."""
+        if self._look is not None:
+            try:
+                return self._look(batch)
+            except (AttributeError, IndexError, KeyError, TypeError):
+                pass  # built in another way than the one before
+        count = count_samples(batch, batched=self._batched)
+        self._look = _where_to_look(batch, count) if self._batched else None
+        return count
+
+
+def _where_to_look(batch: Any, count: int) -> Callable[[Any], int] | None:
+    """A function that reads the number of samples off the first array; None where none tells it."""
+    if not all(_size(leaf) == count for leaf in leaves_in(batch)):
+        return None
+    if isinstance(batch, ARRAYS):
+        return lambda one: one.shape[0]
+    key = next(iter(batch)) if isinstance(batch, Mapping) else 0
+    if isinstance(batch, Mapping | list | tuple) and isinstance(batch[key], ARRAYS):
+        return lambda one: one[key].shape[0]
+    return None
+
+
 def _size(value: Any) -> int | None:
     """Leading dimension of an array, length of a list; None for anything else."""
     if isinstance(value, ARRAYS):

@@ -85,7 +85,7 @@ class Diagnosis(Result):
         share = format_value("wait_share", self.evidence.wait_share)
         cause = f", cause {self.cause}" if self.cause else ""
         if self.verdict == "data-bound" and self.top("time") is None:
-            cause += ", why is open"
+            cause += ", cause not known"
         return f"{self.verdict}{cause} (waiting {share} of the time, {format_count(self.evidence.steps, 'steady step')})"
 
     def rows(self) -> list[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import signal
 import time
@@ -10,7 +9,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils.data import DataLoader
 
 from dataloading.codes import Finding, finding
 from dataloading.error_texts import (
@@ -19,9 +17,14 @@ from dataloading.error_texts import (
     SHOWN_CHARACTERS,
     explain_text,
 )
+from dataloading.failed_starts import (
+    NOT_SENT,
+    failed_start,
+    has_begun,
+    start_method_of,
+    what_cannot_be_sent,
+)
 from dataloading.machine import open_files_limit
-from dataloading.pickling import main_is_importable, probe_pickling
-from dataloading.preflight import parts_for_workers
 from dataloading.progress_notes import Failed, Progress
 from dataloading.results import format_seconds
 from dataloading.watchdog import ProbeTimeout
@@ -44,23 +47,15 @@ DEATH_UNKNOWN_ADVICE = (
     f"{DEATH_ADVICE[1]} If it runs, a library may not survive the fork: try "
     "multiprocessing_context='spawn'."
 )
-FAILED_START_ADVICE = (
-    "Read what the worker printed before it ended: it lacks a class or an import, or the data set "
-    "cannot be rebuilt there. Try pickle.loads(pickle.dumps(loader.dataset)) in a new Python."
-)
 FORKED_HANG_ADVICE = (
     "Fetch the sample with num_workers=0. If it comes, the fork is the cause: a lock or pool of "
     "threads that was in use at that moment cannot be used in a forked worker (libraries that use "
-    "threads for large inputs only let only large samples hang). Then set "
+    "threads only for large inputs let only large samples hang). Then set "
     "multiprocessing_context='spawn', or give libraries one thread before the workers start "
     "(torch.set_num_threads(1), cv2.setNumThreads(0), OMP_NUM_THREADS=1), or keep num_workers=0."
 )
-# What a start of workers says that cannot be sent, or that end while they are being sent.
-NOT_SENT = re.compile(
-    r"can't pickle|cannot pickle|can't get local object|not picklable|broken pipe", re.I
-)
-NAMED_SIGNAL = re.compile(r"killed by signal: ([A-Za-z ]+)")
 DEATH_WAIT_S = 0.5  # until a worker whose connection broke has ended
+NAMED_SIGNAL = re.compile(r"killed by signal: ([A-Za-z ]+)")
 EXIT_CODE = re.compile(r"exit(?:ed)?(?: unexpectedly)? with (?:exit )?code:? (-?\d+)")
 
 
@@ -90,11 +85,11 @@ def explain_failure(
         code = exit_code(text)
         if code is None and codes:
             code = codes[0]
-        if code is not None and code > 0 and progress is not None and not _has_begun(progress):
-            return _what_cannot_be_sent(dataloader) or _failed_start(code, text)
+        if code is not None and code > 0 and progress is not None and not has_begun(progress):
+            return what_cannot_be_sent(dataloader) or failed_start(code, text)
         return worker_death(code, text, _sample_of_the_dead(progress))
     if NOT_SENT.search(f"{type(error).__name__} {text}"):
-        return _what_cannot_be_sent(dataloader)
+        return what_cannot_be_sent(dataloader)
     known = explain_text(text)
     if known is not None and known.code == "file-descriptors-short":
         return explain_text(text, _open_files())
@@ -142,53 +137,6 @@ def note_deaths(error: BaseException, iterator: Any) -> None:
         except RuntimeError:  # torch's signal handler, which notices the death at this moment
             continue
     error.exit_codes = tuple(codes)  # type: ignore[attr-defined]
-
-
-def start_method_of(worker: Any) -> str | None:
-    """How a worker process was started; None where it does not tell."""
-    own = getattr(worker, "_start_method", None)  # None in processes of the default method
-    return own or multiprocessing.get_start_method(allow_none=True)
-
-
-def _has_begun(progress: Progress) -> bool:
-    """Whether any worker has come to a first sample."""
-    places = [progress.entry(worker) for worker in range(progress.workers)]
-    return any(entries[place + 1] for entries, place in places)
-
-
-def _what_cannot_be_sent(dataloader: Any) -> Finding | None:
-    """The part of a loader that its workers cannot be given, or cannot import."""
-    if not isinstance(dataloader, DataLoader):
-        return None
-    for name, part in parts_for_workers(dataloader):
-        probe = probe_pickling(part, name)
-        if probe.error is not None:
-            return finding(
-                "unpicklable",
-                f"Workers cannot start: {probe.path} cannot be pickled ({probe.error}).",
-                {"path": probe.path, "error": probe.error},
-                severity="critical",
-            )
-        if probe.in_main and not main_is_importable():
-            return finding(
-                "unpicklable",
-                f"Workers cannot start: {name}: {probe.in_main[0]} is defined in the notebook, "
-                "where they cannot import it.",
-                {"part": name, "name": probe.in_main[0]},
-                severity="critical",
-            )
-    return None
-
-
-def _failed_start(code: int, text: str) -> Finding:
-    return finding(
-        "worker-died",
-        f"Workers cannot start: one ended with exit code {code} (a Python error) before its first "
-        "sample.",
-        {"exit_code": code, "index": None, "text": text[:SHOWN_CHARACTERS]},
-        severity="critical",
-        advice=FAILED_START_ADVICE,
-    )
 
 
 def _open_files() -> dict[str, int | None]:

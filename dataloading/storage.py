@@ -119,8 +119,8 @@ def _is_below(path: str, mount: str) -> bool:
 def _lists_files(thing: Any) -> bool:
     if not is_a(thing, list | tuple) or not len(thing):
         return False
-    path = _path_in(thing[0])
-    return path is not None and os.path.isfile(path)
+    first, last = _path_in(thing[0]), _path_in(thing[-1])
+    return first is not None and last is not None and os.path.isfile(first)
 
 
 def _path_in(item: Any) -> str | None:

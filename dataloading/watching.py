@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from dataloading.arguments import check_loader
-from dataloading.batches import count_samples
+from dataloading.batches import SampleCounter
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming, StepLog
@@ -20,6 +20,7 @@ from dataloading.results import format_seconds, format_value
 from dataloading.settings import LoaderSettings, ineffective_options
 
 WATCHED = "watched"  # the kind of the waits that ranks tell one another
+STEPS_AT_ONCE = 200  # steps between two updates of the log
 STEPS_KEPT = 20_000  # per loader; a run of days must not fill the memory with its own timings
 
 
@@ -64,35 +65,51 @@ class WatchedLoader:
         self._report = report
         self._log = StepLog()
         self._epochs = 0
+        self._totals: dict[int, EpochTotals] = {}  # of the epochs under way
+        self._steps: list[tuple[int, float, float, int]] = []  # not yet in the log
 
     def __iter__(self) -> Iterator[Any]:
-        clock = time.perf_counter
-        log, epoch = self._log, self._epochs
+        clock, steps, epoch = time.perf_counter, self._steps, self._epochs
         self._epochs += 1
-        seen = EpochTotals()
-        batched = getattr(self._loader, "batch_sampler", True) is not None
+        self._totals[epoch] = EpochTotals()
+        count = SampleCounter(batched=getattr(self._loader, "batch_sampler", True) is not None)
+        ended = False
         asked = clock()
         try:
-            for number, batch in enumerate(self._loader, start=1):
+            for batch in self._loader:  # as little as possible in here: it costs the loop
                 got = clock()
-                if number == 1:
-                    self._note_first_batch(got - asked, epoch)
-                samples = count_samples(batch, batched=batched)
-                given = clock()
+                samples = count(batch)
                 yield batch
                 back = clock()
-                log.add(epoch, got - asked, back - given, samples)
-                seen.add(got - asked, back - given, samples)
-                if number % STEPS_KEPT == 0:  # an epoch may never end
-                    log.forget(STEPS_KEPT)
-                asked = clock()
-            log.steps_per_epoch = seen.steps or log.steps_per_epoch
+                steps.append((epoch, got - asked, back - got, samples))
+                asked = back
+                if len(steps) >= STEPS_AT_ONCE:
+                    self._keep_steps()
+                    asked = clock()
+            ended = True
         finally:
-            log.forget(STEPS_KEPT)
-            if seen.steps:
-                tell_wait(WATCHED, seen.wait_s / seen.steps)
-            if self._report and seen.steps:
-                print(f"epoch {epoch}: {seen.line()}")
+            self._keep_steps()
+            self._end_epoch(epoch, self._totals.pop(epoch), ended)
+
+    def _keep_steps(self) -> None:
+        """Take the latest steps into the log and the sums of their epochs."""
+        latest = self._steps[:]
+        del self._steps[: len(latest)]
+        for epoch, wait_s, step_s, samples in latest:
+            if self._totals[epoch].steps == 0:
+                self._note_first_batch(wait_s, epoch)
+            self._totals[epoch].add(wait_s, step_s, samples)
+            self._log.add(epoch, wait_s, step_s, samples)
+        self._log.forget(STEPS_KEPT)
+
+    def _end_epoch(self, epoch: int, seen: EpochTotals, ended: bool) -> None:
+        if not seen.steps:
+            return
+        if ended:
+            self._log.steps_per_epoch = seen.steps
+        tell_wait(WATCHED, seen.wait_s / seen.steps)
+        if self._report:
+            print(f"epoch {epoch}: {seen.line()}")
 
     def _note_first_batch(self, wait_s: float, epoch: int) -> None:
         if epoch == 0:
@@ -107,6 +124,7 @@ class WatchedLoader:
         Raises:
             ValueError: No batch has been delivered yet.
         """
+        self._keep_steps()
         if not self._log.epoch:
             raise ValueError("Nothing was watched yet: iterate over the loader first.")
         loader = self._loader
@@ -162,6 +180,7 @@ class WatchedLoader:
         return getattr(self._loader, name)
 
     def __repr__(self) -> str:
+        self._keep_steps()
         return f"watched {type(self._loader).__name__} ({len(self._log.epoch)} steps seen)"
 
 

@@ -71,7 +71,7 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
         return f"No verdict: from {steps} nothing can be concluded; measure longer."
     if diagnosis.verdict == "data-bound":
         cause = diagnosis.top("time")
-        because = "; why is open: diagnose_dataloader finds out"
+        because = "; its cause was not measured, which diagnose_dataloader does"
         if evidence.costs is not None:
             because = "; no single cause stands out"
         if cause is not None:

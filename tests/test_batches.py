@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dataloading.batches import (
+    SampleCounter,
     arrays_in,
     batch_bytes,
     clone_batch,
@@ -194,3 +195,27 @@ def test_a_copy_owns_its_memory(batch: Any) -> None:
     for tensor, original in zip(tensors_in(cloned), tensors_in(batch), strict=True):
         assert tensor.data_ptr() != original.data_ptr()
         assert torch.equal(tensor, original)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(1, 3)],
+        [(torch.zeros(4, 3), [1, 2, 3, 4]), (torch.zeros(2, 3), [1, 2])],
+        [
+            {"a": np.zeros((5, 2)), "b": torch.zeros(5)},
+            {"a": np.zeros((3, 2)), "b": torch.zeros(3)},
+        ],
+        [[torch.zeros(3, 8, 8)] * 3, [torch.zeros(3, 8, 8)] * 2],  # a list of images of 3 channels
+        [torch.zeros(4, 3), (torch.zeros(2, 3), torch.zeros(2)), {"a": torch.zeros(6)}, ["a", "b"]],
+        [(), (torch.zeros(2),)],
+        [5, torch.tensor(3.0)],
+    ],
+)
+@pytest.mark.parametrize("batched", [True, False])
+def test_counting_batch_after_batch_says_the_same_as_counting_each(
+    batches: list[Any], batched: bool
+) -> None:
+    count = SampleCounter(batched=batched)
+    for batch in batches:
+        assert count(batch) == count_samples(batch, batched=batched)
