@@ -41,6 +41,7 @@ from dataloading.monitoring import monitor_resources
 from dataloading.preflight_rules import check_dataloader
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.recommendation import Recommendation, recommend_settings
+from dataloading.repeatability import StreamComparison, compare_streams
 from dataloading.scaling import ScalingFit, measure_scaling
 from dataloading.settings import LoaderSettings, rebuild_dataloader
 from dataloading.timing import TrainStep, measure_dataloader
@@ -76,10 +77,12 @@ __all__ = [
     "SampleAudit",
     "SampleProfile",
     "ScalingFit",
+    "StreamComparison",
     "accuracy_fn",
     "check_dataloader",
     "check_samples",
     "compare_dataloaders",
+    "compare_streams",
     "diagnose_dataloader",
     "download_data",
     "explore_settings",

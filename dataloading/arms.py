@@ -27,7 +27,7 @@ from dataloading.settings import LoaderSettings, ineffective_options, rebuild_da
 from dataloading.timing import TrainStep, measure_dataloader, measure_replay
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, loader_warnings_hidden
-from dataloading.worker_clock import WorkerCosts
+from dataloading.worker_costs import WorkerCosts
 
 # How the time budget is shared out.
 REAL_SHARE, REPLAY_SHARE, ALONE_SHARE, ONE_WORKER_SHARE = 0.45, 0.1, 0.2, 0.15

@@ -16,7 +16,8 @@ from dataloading.watchdog import (
     loader_warnings_hidden,
     random_state_kept,
 )
-from dataloading.worker_clock import TimedSampler, WorkerRecords, instrument
+from dataloading.worker_clock import TimedSampler, instrument
+from dataloading.worker_records import WorkerRecords
 
 
 @dataclass(frozen=True)

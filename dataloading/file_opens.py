@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
+from statistics import median
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 ONE_IN = 16  # opens for which the cost is measured, by opening the file once more
+MEASURED = 32  # of the latest of them, the median counts
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND  # our own records too
 SYSTEM_PATHS = ("/proc", "/dev", "/sys")
 
@@ -23,12 +26,11 @@ class OpenCounter:
 
     def __init__(self) -> None:
         self.count: int | None = None
-        self._measured = 0
-        self._measured_ns = 0
+        self._measured_ns: deque[int] = deque(maxlen=MEASURED)
         self._measuring = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"count": None, "_measured": 0, "_measured_ns": 0, "_measuring": False}
+        return {"count": None, "_measured_ns": deque(maxlen=MEASURED), "_measuring": False}
 
     def begin(self) -> None:
         """Begin to count, where this is a worker; called before the first sample is done."""
@@ -37,11 +39,9 @@ class OpenCounter:
             sys.addaudithook(self._on_event)
 
     @property
-    def estimated_ns(self) -> int | None:
-        """Nanoseconds spent opening: the count times the mean cost of those measured, else None."""
-        if not self.count:
-            return self.count
-        return int(self.count * self._measured_ns / self._measured) if self._measured else None
+    def cost_ns(self) -> int | None:
+        """Nanoseconds that one open takes: the median of those measured, None without any."""
+        return int(median(self._measured_ns)) if self._measured_ns else None
 
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or self._measuring or self.count is None:
@@ -61,8 +61,7 @@ class OpenCounter:
             if os.path.isfile(path):
                 started = time.perf_counter_ns()
                 os.close(os.open(path, os.O_RDONLY))
-                self._measured_ns += time.perf_counter_ns() - started
-                self._measured += 1
+                self._measured_ns.append(time.perf_counter_ns() - started)
         except (OSError, ValueError):
             pass  # the worker's own call will say what is wrong with it
         finally:

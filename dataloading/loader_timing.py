@@ -11,7 +11,7 @@ from dataloading.codes import Finding
 from dataloading.observing import Observed
 from dataloading.results import Result, format_seconds, format_value
 from dataloading.settings import LoaderSettings
-from dataloading.worker_clock import WorkerCosts
+from dataloading.worker_costs import WorkerCosts
 
 SPIKE_FACTOR = 3.0  # a step of more than 3 medians did something else than train
 MIN_STEADY_STEPS = 3  # below this, the discarded steps are used after all, with a note

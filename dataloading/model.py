@@ -18,7 +18,7 @@ from dataloading.machine import Machine, inspect_machine
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result, format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
-from dataloading.worker_clock import WorkerCosts
+from dataloading.worker_costs import WorkerCosts
 
 if TYPE_CHECKING:
     import pandas as pd

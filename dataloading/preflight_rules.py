@@ -8,24 +8,29 @@ from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from dataloading.budget_rules import (
+    copy_on_write_rule,
+    descriptors_rule,
+    prefetch_rule,
+    shared_memory_rule,
+    worker_memory_rule,
+)
 from dataloading.codes import SEVERITIES, Finding, finding
-from dataloading.model import WORKER_BYTES
 from dataloading.preflight import Preflight, look_at
-from dataloading.results import format_bytes, format_seconds, format_share
+from dataloading.results import format_bytes, format_seconds
 from dataloading.setup_rules import pins_memory
+from dataloading.start_rules import (
+    main_module_rule,
+    no_guard_rule,
+    rerun_rule,
+    slow_start_rule,
+    under_guard_rule,
+    unpicklable_rule,
+)
 from dataloading.storage import BULK_BYTES_PER_S
 
-SLOW_START_S = 0.5  # sending a data set for longer than this is felt at every start
-READ_BACK = 2.5  # a worker takes so many times as long to unpickle: it makes every object anew
-OBJECT_BYTES = 64  # of private memory that a worker copies for each object it touches
-LARGE_SHARE = 0.1  # of the free memory
-BUDGET_SHARE = 0.8  # of what is free may be taken
-FEW_DESCRIPTORS_SHARE = 0.8
-SHOWN_LINES = 3  # of a script
 MANY_FILES = 1000  # of small ones: the first pass over a network takes minutes
 SLOW_READING_S = 60.0  # a first pass that takes longer than this is worth an archive
-RETAINED_BATCHES = 4  # batches that a usual loop still holds: this one, the last one, logging
-
 Rule = Callable[[Preflight], Finding | None]
 
 
@@ -59,106 +64,6 @@ def check_dataloader(
     found = [f for rule in RULES if (f := rule(seen)) is not None]
     found.sort(key=lambda f: -SEVERITIES.index(f.severity))
     return found
-
-
-def unpicklable_rule(seen: Preflight) -> Finding | None:
-    """A part that cannot be sent to workers."""
-    for probe in seen.probes:
-        if probe.error is None:
-            continue
-        return finding(
-            "unpicklable",
-            f"{probe.path} cannot be pickled ({probe.error}); workers started by "
-            f"{_methods_that_pickle(seen)} need that.{_works_for_now(seen)}",
-            {"path": probe.path, "error": probe.error, "start_method": seen.start_method},
-            severity="critical" if _pickles(seen) else "info",
-        )
-    return None
-
-
-def main_module_rule(seen: Preflight) -> Finding | None:
-    """Classes of a notebook, which spawned workers cannot import."""
-    names = [(p.name, name) for p in seen.probes for name in p.in_main if p.error is None]
-    if not names or seen.main_importable:
-        return None
-    part, name = names[0]
-    return finding(
-        "unpicklable",
-        f"{part}: {name} is defined in the notebook, where workers started by "
-        f"{_methods_that_pickle(seen)} cannot import it.{_works_for_now(seen)}",
-        {"part": part, "name": name, "start_method": seen.start_method},
-        severity="critical" if _pickles(seen) else "info",
-        advice=f"Write {name} into a file beside the notebook with %%writefile, and import it "
-        "from there.",
-    )
-
-
-def under_guard_rule(seen: Preflight) -> Finding | None:
-    """Classes under the guard of a script, which its workers do not find."""
-    if seen.script is None:
-        return None
-    hidden = [
-        (probe.name, name)
-        for probe in seen.probes
-        for name in probe.in_main
-        if probe.error is None and name.split(".")[0] in seen.script.under_guard
-    ]
-    if not hidden:
-        return None
-    part, name = hidden[0]
-    return finding(
-        "unpicklable",
-        f"{part}: {name} is defined under `if __name__ == '__main__':` in {seen.script.name}, which "
-        f"workers started by {_methods_that_pickle(seen)} do not run.{_works_for_now(seen)}",
-        {"part": part, "name": name, "script": seen.script.name, "start_method": seen.start_method},
-        severity="critical" if _pickles(seen) else "info",
-        advice=f"Move {name} above the guard: workers import the script, and find only what stands "
-        "outside of it.",
-    )
-
-
-def no_guard_rule(seen: Preflight) -> Finding | None:
-    """A script that its workers would run from top to bottom."""
-    if seen.script is None or seen.script.has_guard or not _pickles(seen):
-        return None
-    return finding(
-        "unpicklable",
-        f"{seen.script.name} has no `if __name__ == '__main__':`, so each worker started by "
-        f"{seen.start_method} runs all of it again, and is refused when it comes to start workers.",
-        {"script": seen.script.name, "start_method": seen.start_method},
-        severity="critical",
-        advice="Put all that is to run once under `if __name__ == '__main__':`, and leave imports, "
-        "classes and functions above it.",
-    )
-
-
-def rerun_rule(seen: Preflight) -> Finding | None:
-    """Lines of a script that every spawned worker runs again."""
-    script = seen.script
-    if script is None or not script.has_guard or not script.lines_run:
-        return None
-    if seen.start_method != "spawn" or not seen.settings.num_workers:
-        return None
-    workers = seen.settings.num_workers
-    starts = 1 if seen.settings.persistent_workers else seen.epochs
-    runs = "in all" if seen.settings.persistent_workers else "an epoch"
-    if starts is not None and starts > 1:
-        runs += f", {workers * starts} in {starts} epochs"
-    lines = ", ".join(map(str, script.lines_run[:SHOWN_LINES]))
-    return finding(
-        "epoch-startup",
-        f"Each spawned worker runs what stands outside of `if __name__ == '__main__':` in "
-        f"{script.name} again (line {lines}): {workers} extra runs {runs}.",
-        {
-            "script": script.name,
-            "lines": list(script.lines_run),
-            "extra_runs_per_start": workers,
-            "extra_runs": None if starts is None else workers * starts,
-            "persistent_workers": seen.settings.persistent_workers,
-        },
-        severity="info",
-        advice="Move what is to run once under the guard, and set persistent_workers=True.",
-    )
 
 
 def network_rule(seen: Preflight) -> Finding | None:
@@ -205,47 +110,6 @@ def network_rule(seen: Preflight) -> Finding | None:
         },
         severity="warning" if slow else "info",
         advice=advice,
-    )
-
-
-def _pickles(seen: Preflight) -> bool:
-    """Whether this loader's workers are sent pickled parts."""
-    return seen.start_method != "fork" and seen.settings.num_workers > 0
-
-
-def _methods_that_pickle(seen: Preflight) -> str:
-    return "spawn or forkserver" if seen.start_method == "fork" else seen.start_method
-
-
-def _works_for_now(seen: Preflight) -> str:
-    if not seen.settings.num_workers:
-        return " There are no workers, so it works for now."
-    return "" if _pickles(seen) else " They are forked here, so it works for now."
-
-
-def slow_start_rule(seen: Preflight) -> Finding | None:
-    """A data set that takes long to send."""
-    workers = seen.settings.num_workers
-    if not _pickles(seen) or not seen.probes:
-        return None
-    dataset = seen.probes[0]
-    seconds = workers * dataset.seconds * (1 + READ_BACK)
-    if dataset.error is not None or seconds < SLOW_START_S:
-        return None
-    least = "" if dataset.finished else "at least "
-    return finding(
-        "dataset-pickling",
-        f"Starting {workers} worker(s) by {seen.start_method} sends each a copy of the data set "
-        f"({least}{format_bytes(dataset.size_bytes)}): {least or 'about '}"
-        f"{format_seconds(seconds)} every time.",
-        {
-            "pickled_bytes": dataset.size_bytes,
-            "pickling_s": dataset.seconds,
-            "num_workers": workers,
-            "start_s": seconds,
-            "threshold_s": SLOW_START_S,
-            "start_method": seen.start_method,
-        },
     )
 
 
@@ -315,130 +179,6 @@ def pin_rule(seen: Preflight) -> Finding | None:
         "pin_memory=True, but no accelerator here copies from pinned memory.",
         {"pin_memory": True},
         severity="info",
-    )
-
-
-def shared_memory_rule(seen: Preflight) -> Finding | None:
-    """Queued batches of this and other live loaders against free shared memory."""
-    free, batch = seen.machine.shared_memory_free_bytes, seen.batch
-    if free is None or batch is None or not seen.settings.num_workers:
-        return None
-    own = seen.settings.queued_batches * batch.batch_bytes
-    need = own + seen.live_queued_batches * batch.batch_bytes
-    if need <= BUDGET_SHARE * free:
-        return None
-    fits = int(BUDGET_SHARE * free / max(1, batch.batch_bytes))
-    advice = (
-        f"At most {fits} batch(es) fit: lower num_workers x prefetch_factor, or the batch size, or "
-        "enlarge /dev/shm."
-        if fits >= 1
-        else "Not even one batch fits: use num_workers=0, smaller batches, or enlarge /dev/shm."
-    )
-    return finding(
-        "shared-memory-short",
-        f"Up to {format_bytes(need)} of finished batches wait in shared memory, and "
-        f"{format_bytes(free)} are free.",
-        {
-            "shared_memory_need_bytes": need,
-            "shared_memory_free_bytes": free,
-            "budget_share": BUDGET_SHARE,
-            "batch_bytes": batch.batch_bytes,
-            "queued_batches": seen.settings.queued_batches,
-            "queued_by_other_loaders": seen.live_queued_batches,
-        },
-        severity="critical" if need > free else "warning",
-        advice=advice,
-    )
-
-
-def descriptors_rule(seen: Preflight) -> Finding | None:
-    """Tensors in flight against the limit of open files."""
-    limit, batch = seen.machine.open_files_limit, seen.batch
-    if limit is None or not seen.settings.num_workers or _sharing_strategy() != "file_descriptor":
-        return None
-    if (kept := _kept_tensors(seen)) > FEW_DESCRIPTORS_SHARE * limit:
-        return finding(
-            "file-descriptors-short",
-            f"The data set holds {kept} tensors, which need a file descriptor each to be shared "
-            f"with workers; the limit is {limit}.",
-            {"descriptors_needed": kept, "open_files_limit": limit},
-            severity="critical" if kept > limit else "warning",
-            advice="Pack them into one tensor (torch.stack, or one long tensor with offsets), which "
-            "needs one descriptor.",
-        )
-    if batch is None:
-        return None
-    in_flight = seen.settings.queued_batches + seen.live_queued_batches + RETAINED_BATCHES
-    need = in_flight * batch.tensors
-    if need <= FEW_DESCRIPTORS_SHARE * limit:
-        return None
-    return finding(
-        "file-descriptors-short",
-        f"{need} tensors in flight need a file descriptor each, and the limit is {limit}.",
-        {
-            "descriptors_needed": need,
-            "open_files_limit": limit,
-            "tensors_per_batch": batch.tensors,
-            "queued_batches": seen.settings.queued_batches,
-        },
-        severity="critical" if need > limit else "warning",
-    )
-
-
-def _kept_tensors(seen: Preflight) -> int:
-    """Tensors of the data set that are shared with workers one by one: not with forked ones."""
-    return seen.probes[0].tensors if _pickles(seen) and seen.probes else 0
-
-
-def _sharing_strategy() -> str:
-    import torch.multiprocessing
-
-    return torch.multiprocessing.get_sharing_strategy()
-
-
-def prefetch_rule(seen: Preflight) -> Finding | None:
-    """A queue that takes a large part of the free memory."""
-    available, batch = seen.machine.available_memory_bytes, seen.batch
-    if available is None or batch is None or not seen.settings.num_workers:
-        return None
-    need = seen.settings.queued_batches * batch.batch_bytes * (2 if seen.settings.pin_memory else 1)
-    if need <= LARGE_SHARE * available:
-        return None
-    return finding(
-        "prefetch-memory",
-        f"{seen.settings.queued_batches} batches prepared ahead take {format_bytes(need)}, "
-        f"{format_share(need / available)} of the free memory.",
-        {
-            "queue_bytes": need,
-            "available_memory_bytes": available,
-            "threshold_share": LARGE_SHARE,
-            "batch_bytes": batch.batch_bytes,
-            "prefetch_factor": seen.settings.prefetch_factor,
-        },
-        severity="critical" if need > BUDGET_SHARE * available else "warning",
-    )
-
-
-def copy_on_write_rule(seen: Preflight) -> Finding | None:
-    """Very many Python objects in a data set that workers are forked with."""
-    if seen.objects is None or not seen.settings.num_workers or seen.start_method != "fork":
-        return None
-    path, count = seen.objects
-    growth = seen.settings.num_workers * count * OBJECT_BYTES
-    available = seen.machine.available_memory_bytes
-    large = available is not None and growth > LARGE_SHARE * available
-    return finding(
-        "copy-on-write-growth",
-        f"{path} holds about {count:,} Python objects: each forked worker comes to copy the memory "
-        f"of those it reads, about {format_bytes(growth)} in all.",
-        {
-            "path": path,
-            "objects": count,
-            "num_workers": seen.settings.num_workers,
-            "growth_bytes": growth,
-            "bytes_per_object": OBJECT_BYTES,
-        },
-        severity="critical" if large else "info",
     )
 
 
@@ -538,27 +278,6 @@ def _knows_ranks(loader: DataLoader) -> bool:
     owners: tuple[Any, ...] = (loader.sampler, loader.batch_sampler)
     return any(
         hasattr(owner, name) for owner in owners for name in ("num_replicas", "rank", "world_size")
-    )
-
-
-def worker_memory_rule(seen: Preflight) -> Finding | None:
-    """More workers than the memory holds."""
-    available = seen.machine.available_memory_bytes
-    per_worker = WORKER_BYTES.get(seen.start_method, WORKER_BYTES["spawn"])
-    need = seen.settings.num_workers * per_worker
-    if available is None or need <= BUDGET_SHARE * available:
-        return None
-    return finding(
-        "prefetch-memory",
-        f"{seen.settings.num_workers} workers weigh about {format_bytes(need)} before they load "
-        f"anything, and {format_bytes(available)} are free.",
-        {
-            "workers_bytes": need,
-            "available_memory_bytes": available,
-            "num_workers": seen.settings.num_workers,
-        },
-        severity="critical",
-        advice="Use fewer workers.",
     )
 
 

@@ -8,117 +8,28 @@ that no queue adds the cost that it should measure.
 from __future__ import annotations
 
 import operator
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from dataloading.file_opens import OpenCounter
-from dataloading.progress_notes import Progress
-from dataloading.results import Result, format_seconds, format_share
 from dataloading.settings import LoaderSettings, rebuild_dataloader
 from dataloading.stages import with_clocks
 from dataloading.thread_counters import ThreadCounters, read_counters
 from dataloading.watchdog import ProbeTimeout
-from dataloading.worker_stages import StageNotes, StageWatch
+from dataloading.worker_costs import UNKNOWN
+from dataloading.worker_records import WorkerRecords, worker_id
+from dataloading.worker_stages import StageWatch
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
-SLOTS = 4096  # batches kept per worker; older ones are overwritten
-RECORD = np.dtype(
-    [
-        ("fetch_wall_ns", "i8"),
-        ("fetch_cpu_ns", "i8"),
-        ("collate_wall_ns", "i8"),
-        ("collate_cpu_ns", "i8"),
-        ("samples", "i8"),
-        ("ended_ns", "i8"),
-        # running totals of the worker: the difference of two records is what happened in between
-        ("worker", "i8"),
-        ("process_cpu_ns", "i8"),
-        ("run_delay_ns", "i8"),
-        ("switches", "i8"),
-        ("forced_switches", "i8"),
-        ("major_faults", "i8"),
-        ("read_calls_bytes", "i8"),
-        ("storage_bytes", "i8"),
-        ("threads", "i8"),
-        ("opens", "i8"),
-        ("open_ns", "i8"),
-    ]
-)
 ENDED = object()  # what comes after the last sample of a stream
+FIRST_BATCHES = 8  # have readings of their own, so that a short run has some
 COUNTERS_EVERY_NS = 20_000_000  # reading them takes some 50 µs; short batches share a reading
-UNKNOWN = -1  # stands in a record where the system does not tell
-FEWEST_FOR_TAIL = 30  # records below which a 99th percentile says nothing
-
-
-class WorkerRecords:
-    """A file of records, one row of slots per worker; opened where it is used."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = max(1, workers)
-        handle, name = tempfile.mkstemp(prefix="dataloading-", suffix=".records")
-        os.close(handle)
-        self.path = Path(name)
-        shape = (self.workers, SLOTS)
-        np.memmap(self.path, dtype=RECORD, mode="w+", shape=shape).flush()
-        self.progress = Progress(self.path.with_suffix(".progress"), self.workers)
-        self.stages = StageNotes(self.path.with_suffix(".stages"), self.workers)
-        self._open: np.memmap | None = None
-        self._count = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None, "_count": 0}
-
-    def write(self, record: tuple[int, ...]) -> None:
-        """Note one batch; called in the worker that made it."""
-        row = worker_id() % self.workers
-        if self._open is None:
-            shape = (self.workers, SLOTS)
-            self._open = np.memmap(self.path, dtype=RECORD, mode="r+", shape=shape)
-            # behind the records of the worker that had this row in the epoch before
-            self._count = int(np.count_nonzero(self._open["ended_ns"][row]))
-        self._open[row, self._count % SLOTS] = record
-        self._count += 1
-
-    def read(self) -> np.ndarray:
-        """The records so far, oldest first; a structured array with one row per batch."""
-        shape = (self.workers, SLOTS)
-        mapped = np.memmap(self.path, dtype=RECORD, mode="r", shape=shape)
-        records = np.array(mapped).ravel()
-        del mapped
-        records = records[records["ended_ns"] > 0]
-        return records[np.argsort(records["ended_ns"])]
-
-    def summary(self) -> WorkerCosts | None:
-        """What a batch cost so far; None when no batch was made."""
-        costs = WorkerCosts.from_records(self.read())
-        if costs is None or not costs.samples:
-            return costs
-        collate = (costs.collate_s / costs.samples, costs.collate_cpu_s / costs.samples)
-        return replace(costs, stages=self.stages.table(*collate))
-
-    def remove(self) -> None:
-        """Delete the file."""
-        self._open = None
-        self.path.unlink(missing_ok=True)
-        self.progress.remove()
-        self.stages.remove()
-
-
-def worker_id() -> int:
-    """Number of the worker that this process is; 0 in the training process."""
-    info = get_worker_info()
-    return info.id if info is not None else 0
 
 
 class BatchClock:
@@ -129,7 +40,7 @@ class BatchClock:
         self.opens = OpenCounter()
         self.wall_ns = self.cpu_ns = self.samples = 0
         self._counters = ThreadCounters()
-        self._counters_due_ns = 0
+        self._counters_due_ns = self._batches = 0
         self._watch: StageWatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,7 +108,8 @@ class BatchClock:
     def close(self, collate_wall_ns: int, collate_cpu_ns: int) -> None:
         """The batch is collated: write it down and start with the next one."""
         now = time.perf_counter_ns()
-        if now > self._counters_due_ns:
+        self._batches += 1
+        if now > self._counters_due_ns or self._batches <= FIRST_BATCHES:
             self._counters = read_counters()
             self._counters_due_ns = now + COUNTERS_EVERY_NS
         counters = self._counters
@@ -212,7 +124,7 @@ class BatchClock:
             counters.storage_bytes,
             counters.threads,
             self.opens.count,
-            self.opens.estimated_ns,
+            self.opens.cost_ns,
         )
         self.records.write(
             (
@@ -340,154 +252,6 @@ class TimedCollate:
         batch = self.inner(samples)
         self.clock.close(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu)
         return batch
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class WorkerCosts(Result):
-    """What one batch costs in the process that prepares it (medians over batches).
-
-    Attributes:
-        batches: How many batches were seen.
-        fetch_s, fetch_cpu_s: Wall and CPU seconds for getting the samples of one batch.
-        collate_s, collate_cpu_s: The same for putting them together.
-        samples: Samples per batch.
-        slow_batch_factor: 99th percentile of the batches over their median; None with few batches.
-        run_delay_share: Share of the batch time spent waiting for a CPU; None where unknown.
-        extra_cpu_share: CPU time of the process's other threads, as a share of the batch time.
-        threads: Threads in the process.
-        read_bytes_per_sample: Bytes read, from the page cache too.
-        storage_share: Share of them that came from storage, in the second half of the run.
-        first_storage_share: The same in the first quarter.
-        opens_per_sample, open_share: Files opened for a sample, and the share of its time that
-            opening them takes; None where there are no workers to count in.
-        switches_per_sample, forced_switches_per_sample: Times that a sample gave the CPU up to wait,
-            and that the CPU was taken from it.
-        major_faults_per_sample: Page faults that had to read from storage.
-        stages: What each stage costs inside the workers, as `SampleProfile.stages`; None where too
-            few samples were timed in detail.
-    """
-
-    batches: int
-    fetch_s: float
-    fetch_cpu_s: float
-    collate_s: float
-    collate_cpu_s: float
-    samples: float
-    slow_batch_factor: float | None = None
-    run_delay_share: float | None = None
-    extra_cpu_share: float | None = None
-    threads: int | None = None
-    read_bytes_per_sample: float | None = None
-    storage_share: float | None = None
-    first_storage_share: float | None = None
-    opens_per_sample: float | None = None
-    open_share: float | None = None
-    switches_per_sample: float | None = None
-    forced_switches_per_sample: float | None = None
-    major_faults_per_sample: float | None = None
-    stages: pd.DataFrame | None = None
-
-    @classmethod
-    def from_records(cls, records: np.ndarray) -> WorkerCosts | None:
-        """Summarise records; None when there are none."""
-        if len(records) == 0:
-            return None
-
-        def median(name: str) -> float:
-            return float(np.median(records[name]))
-
-        return cls(
-            batches=len(records),
-            fetch_s=median("fetch_wall_ns") / 1e9,
-            fetch_cpu_s=median("fetch_cpu_ns") / 1e9,
-            collate_s=median("collate_wall_ns") / 1e9,
-            collate_cpu_s=median("collate_cpu_ns") / 1e9,
-            samples=median("samples"),
-            **extra_costs(records),
-        )
-
-    @property
-    def batch_s(self) -> float:
-        """Wall seconds that one batch takes in one worker."""
-        return self.fetch_s + self.collate_s
-
-    @property
-    def cpu_share(self) -> float:
-        """Share of that time in which the CPU worked; the rest was waiting."""
-        return (self.fetch_cpu_s + self.collate_cpu_s) / self.batch_s if self.batch_s else 1.0
-
-    def summary(self) -> str:
-        """One line."""
-        return (
-            f"{format_seconds(self.fetch_s)} to fetch and {format_seconds(self.collate_s)} to "
-            f"collate a batch of {self.samples:.0f}, CPU busy {format_share(self.cpu_share)} of it"
-        )
-
-
-def extra_costs(records: np.ndarray) -> dict[str, Any]:
-    """What the running totals of the records tell about tails, threads, CPUs and storage."""
-    wall = records["fetch_wall_ns"] + records["collate_wall_ns"]
-    found: dict[str, Any] = {}
-    if len(records) >= FEWEST_FOR_TAIL and np.median(wall) > 0:
-        found["slow_batch_factor"] = float(np.percentile(wall, 99) / np.median(wall))
-    known = records["threads"][records["threads"] > 0]
-    found["threads"] = int(np.median(known)) if len(known) else None
-    changes = [_changes(records[records["worker"] == w]) for w in np.unique(records["worker"])]
-    total = {name: _sum(changes, name) for name in TOTALS}
-    later = {name: _sum(changes, name, part=(0.5, 1.0)) for name in TOTALS}
-    first = {name: _sum(changes, name, part=(0.0, 0.25)) for name in TOTALS}
-    measured_ns, samples = total["wall_ns"], total["samples"]
-    if measured_ns:
-        found["run_delay_share"] = _ratio(total["run_delay_ns"], measured_ns)
-        if total["process_cpu_ns"] is not None and total["cpu_ns"] is not None:
-            extra_ns = max(0.0, total["process_cpu_ns"] - total["cpu_ns"])
-            found["extra_cpu_share"] = _ratio(extra_ns, measured_ns)
-        found["open_share"] = _ratio(total["open_ns"], measured_ns)
-    if samples:
-        found["read_bytes_per_sample"] = _ratio(total["read_calls_bytes"], samples)
-        found["opens_per_sample"] = _ratio(total["opens"], samples)
-        for name in ("switches", "forced_switches", "major_faults"):
-            found[f"{name}_per_sample"] = _ratio(total[name], samples)
-    found["storage_share"] = _ratio(later["storage_bytes"], later["read_calls_bytes"])
-    found["first_storage_share"] = _ratio(first["storage_bytes"], first["read_calls_bytes"])
-    return found
-
-
-TOTALS = (
-    *("process_cpu_ns", "run_delay_ns", "read_calls_bytes", "storage_bytes", "opens", "open_ns"),
-    *("switches", "forced_switches", "major_faults"),
-    *("wall_ns", "cpu_ns", "samples"),
-)
-
-
-def _changes(own: np.ndarray) -> dict[str, np.ndarray]:
-    """From record to record of one worker, what was added to each total."""
-    parts: dict[str, np.ndarray] = {
-        "wall_ns": (own["fetch_wall_ns"] + own["collate_wall_ns"])[1:],
-        "cpu_ns": (own["fetch_cpu_ns"] + own["collate_cpu_ns"])[1:],
-        "samples": own["samples"][1:],
-    }
-    for name in TOTALS:
-        if name not in parts:
-            known = (own[name][1:] != UNKNOWN) & (own[name][:-1] != UNKNOWN)
-            step = np.diff(own[name]).astype(float)
-            # a worker that started anew counts from zero again
-            parts[name] = np.where(known & (step >= 0), step, np.nan)
-    return parts
-
-
-def _sum(
-    changes: list[dict[str, np.ndarray]], name: str, part: tuple[float, float] = (0.0, 1.0)
-) -> float | None:
-    """One total over all workers and a part of the run; None where it is not known."""
-    values = [c[name][int(part[0] * len(c[name])) : int(part[1] * len(c[name]))] for c in changes]
-    joined = np.concatenate(values) if values else np.array([])
-    known = joined[~np.isnan(joined.astype(float))]
-    return float(known.sum()) if len(known) else None
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 def instrument(

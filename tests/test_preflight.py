@@ -233,7 +233,7 @@ def check_sight(seen: Preflight) -> list[Any]:
 @pytest.fixture
 def file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux's way of sharing tensors, wherever the test runs."""
-    monkeypatch.setattr("dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor")
+    monkeypatch.setattr("dataloading.budget_rules._sharing_strategy", lambda: "file_descriptor")
 
 
 @pytest.mark.usefixtures("file_descriptors")
@@ -304,7 +304,7 @@ def test_workers_alone_may_weigh_too_much() -> None:
 
 
 def test_tensors_shared_by_name_need_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataloading.preflight_rules._sharing_strategy", lambda: "file_system")
+    monkeypatch.setattr("dataloading.budget_rules._sharing_strategy", lambda: "file_system")
     assert found_in(sight(peek=batch(MIB, tensors=1000))) == []
 
 
@@ -482,7 +482,7 @@ def test_sending_a_large_data_set_is_seen_before_it_is_sent(
     monkeypatch: pytest.MonkeyPatch, on: Callable[..., Machine]
 ) -> None:
     on(start_method="spawn")
-    monkeypatch.setattr("dataloading.preflight_rules.SLOW_START_S", 0.01)
+    monkeypatch.setattr("dataloading.start_rules.SLOW_START_S", 0.01)
     rows = [(f"image {number}", number) for number in range(50_000)]
     found = only(DataLoader(faulty.Holding(rows=rows), num_workers=4), "dataset-pickling")
     assert found.evidence["pickled_bytes"] > 50_000 * 8
@@ -722,7 +722,7 @@ def test_a_05_5_the_queues_of_all_living_loaders_are_summed(on: Callable[..., Ma
 def test_a_05_6_a_cache_of_many_tensors_needs_as_many_descriptors(
     on: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor")
+    monkeypatch.setattr("dataloading.budget_rules._sharing_strategy", lambda: "file_descriptor")
     on(open_files_limit=1024, start_method="spawn")
     cache = [torch.zeros(2) for _ in range(5000)]
     found = only(DataLoader(faulty.Holding(cache=cache), num_workers=2), "file-descriptors-short")
@@ -736,7 +736,7 @@ def test_a_05_6_a_cache_of_many_tensors_needs_as_many_descriptors(
 def test_the_tensors_of_a_batch_are_counted_as_they_are_collated(
     on: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataloading.preflight_rules._sharing_strategy", lambda: "file_descriptor")
+    monkeypatch.setattr("dataloading.budget_rules._sharing_strategy", lambda: "file_descriptor")
     on(open_files_limit=16)
     found = only(
         DataLoader(workloads.Slow(), batch_size=4, num_workers=2), "file-descriptors-short"

@@ -35,7 +35,7 @@ from dataloading.settings import LoaderSettings
 from dataloading.timing import CudaClock, HostClock, measure_dataloader, measure_replay
 from dataloading.train_steps import METER, make_train_step, simulated_train_step
 from dataloading.watchdog import ProbeTimeout
-from dataloading.worker_clock import WorkerCosts
+from dataloading.worker_costs import WorkerCosts
 
 NO_WORKERS = LoaderSettings()
 TRIES = 3  # neighbours on the machine only ever add waiting, so the best run counts

@@ -15,10 +15,12 @@ import workloads
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from workloads import linux_only
 
-from dataloading import worker_clock
+from dataloading import worker_records
 from dataloading.borrowing import borrowed
 from dataloading.settings import LoaderSettings
-from dataloading.worker_clock import RECORD, BatchClock, WorkerCosts, WorkerRecords, instrument
+from dataloading.worker_clock import BatchClock, instrument
+from dataloading.worker_costs import RECORD, WorkerCosts
+from dataloading.worker_records import WorkerRecords
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +65,7 @@ def test_a_worker_of_the_next_epoch_writes_behind_the_last_one(records: WorkerRe
 def test_full_slots_are_overwritten(
     records: WorkerRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_clock, "SLOTS", 2)
+    monkeypatch.setattr(worker_records, "SLOTS", 2)
     small = WorkerRecords(workers=1)
     try:
         for ended_ns in (1, 2, 3):
@@ -111,6 +113,14 @@ def test_costs_are_medians_over_batches() -> None:
     assert costs.cpu_share == pytest.approx((8 + 2) / 34)
     assert "32 ms to fetch and 2 ms to collate a batch of 8" in repr(costs)
     assert WorkerCosts.from_records(np.array([], dtype=RECORD)) is None
+
+
+def test_pages_of_mapped_files_count_as_read(records: WorkerRecords) -> None:
+    for number in range(1, 9):  # each batch faults 1000 bytes in, and reads 10 by calls
+        totals = {"storage_bytes": 1000 * number, "read_calls_bytes": 10 * number}
+        records.write(batch(number, samples=1, **totals))
+    costs = records.summary()
+    assert costs.storage_share == costs.first_storage_share == 1.0
 
 
 # ---- instrumented loaders ----------------------------------------------------------------------
