@@ -146,6 +146,7 @@ class Evidence(Result):
     worker_growth_levels_off: bool | None = None
     main_uss_growth_bytes: int | None = None
     epoch_batches_seen: float | None = None
+    replaced_loaders: int | None = None
     queue_bytes: int | None = None
     rank_waits_s: tuple[float, ...] | None = None
     utilization_percent: float | None = None

@@ -301,6 +301,23 @@ def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
+def replaced_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Persistent workers of a loader that is made anew for each epoch."""
+    if not evidence.replaced_loaders:
+        return None
+    return finding(
+        "epoch-startup",
+        "A new loader was made for an epoch, so its persistent workers were started anew "
+        f"({evidence.replaced_loaders} time(s) so far).",
+        {
+            "replaced_loaders": evidence.replaced_loaders,
+            "persistent_workers": evidence.persistent_workers,
+            "num_workers": evidence.num_workers,
+        },
+        advice="Make the loader once, before the loop over epochs, and iterate over it again.",
+    )
+
+
 def interference_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Both arms are fast alone and slow together."""
     arms = (evidence.replay_step_s, evidence.alone_period_s)
@@ -341,6 +358,7 @@ TIME_RULES: tuple[Rule, ...] = (
     collate_rule,
     cpu_bound_rule,
     epoch_startup_rule,
+    replaced_workers_rule,
     host_work_rule,
     interference_rule,
     compute_rule,

@@ -13,6 +13,7 @@ from dataloading.arguments import check_loader
 from dataloading.batches import SampleCounter
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
+from dataloading.kept_workers import count_replaced
 from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.machine import inspect_machine
 from dataloading.ranks import tell_wait, waits_told
@@ -64,7 +65,7 @@ class WatchedLoader:
         self._loader = dataloader
         self._report = report
         self._log = StepLog()
-        self._epochs = 0
+        self._epochs = self._replaced = 0
         self._totals: dict[int, EpochTotals] = {}  # of the epochs under way
         self._steps: list[tuple[int, float, float, int]] = []  # not yet in the log
 
@@ -105,11 +106,13 @@ class WatchedLoader:
     def _end_epoch(self, epoch: int, seen: EpochTotals, ended: bool) -> None:
         if not seen.steps:
             return
+        self._replaced = count_replaced(self._loader)
         if ended:
             self._log.steps_per_epoch = seen.steps
         tell_wait(WATCHED, seen.wait_s / seen.steps)
         if self._report:
-            print(f"epoch {epoch}: {seen.line()}")
+            again = "; its persistent workers are new: keep one loader for all epochs"
+            print(f"epoch {epoch}: {seen.line()}{again if self._replaced else ''}")
 
     def _note_first_batch(self, wait_s: float, epoch: int) -> None:
         if epoch == 0:
@@ -143,6 +146,7 @@ class WatchedLoader:
         evidence = Evidence(
             dropped_settings=ineffective_options(self._loader),
             rank_waits_s=waits,
+            replaced_loaders=self._replaced,
             reasons=reasons | ({"rank_waits_s": reason} if reason else {}),
         ).with_timing(timing)
         return diagnose(evidence, inspect_machine(), timing=timing)

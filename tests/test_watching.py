@@ -10,8 +10,11 @@ import pytest
 import torch
 import workloads
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from workloads import linux_only
 
 from dataloading import watching
+from dataloading.kept_workers import worker_ids
+from dataloading.watchdog import close_iterator
 from dataloading.watching import EpochTotals, watch_dataloader
 
 
@@ -155,3 +158,43 @@ def test_set_epoch_goes_to_whoever_has_it() -> None:
     assert (direct.epoch, inside.epoch) == (3, 4)
     with pytest.raises(AttributeError, match="Neither the loader"):
         watch_dataloader(DataLoader(data)).set_epoch(1)
+
+
+@linux_only
+def test_a_09_7_a_new_persistent_loader_for_each_epoch_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = workloads.Slow(20)
+
+    def made() -> DataLoader:
+        return DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+
+    ids = []
+    for _ in range(2):  # the mistake: the loader is made inside the loop over epochs
+        loader = made()
+        watched = watch_dataloader(loader)
+        train(watched)
+        ids.append(worker_ids(loader))
+        close_iterator(loader._iterator)
+        del loader
+    assert ids[0] != ids[1]
+    assert "keep one loader" in capsys.readouterr().out
+    (found,) = [f for f in watched.diagnosis().findings if f.code == "epoch-startup"]
+    assert "made for an epoch" in found.message
+
+
+@linux_only
+def test_a_loader_that_is_kept_keeps_its_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    data = workloads.Slow(20)
+    loaders = [
+        DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True) for _ in range(2)
+    ]
+    ids = []
+    for _ in range(2):  # two loaders side by side, as for training and testing
+        for loader in loaders:
+            train(watch_dataloader(loader))
+            ids.append(worker_ids(loader))
+    assert ids[:2] == ids[2:]
+    assert "keep one loader" not in capsys.readouterr().out
+    for loader in loaders:
+        close_iterator(loader._iterator)
