@@ -20,6 +20,7 @@ from dataloading.wording import (
     predicted_gain,
     prediction_sentence,
     settings_snippet,
+    stage_lines,
     verdict_sentence,
     words,
 )
@@ -97,13 +98,16 @@ def _diagnosis(diagnosis: Diagnosis) -> list[str]:
     ]
     if ceilings:
         lines += ["", "What each part could reach alone:", *_table(ceilings)]
+    where, stages = stage_lines(diagnosis)
+    if stages:
+        lines += ["", f"What a sample costs, {where}:", *_table(stages)]
     return lines
 
 
 def _recommendation(diagnosis: Diagnosis, recommendation: Recommendation) -> list[str]:
     snippet = settings_snippet(recommendation, diagnosis.evidence.settings)
     lines = snippet.splitlines() or ["No setting needs to change."]
-    lines += ["", *_wrap(prediction_sentence(recommendation))]
+    lines += ["", *_wrap(prediction_sentence(diagnosis, recommendation))]
     for title, texts in (
         ("Why", [f"{name}: {why}" for name, why in recommendation.reasons.items()]),
         ("Refused", [f"{what}: {why}" for what, why in recommendation.refused.items()]),

@@ -23,6 +23,7 @@ from dataloading.wording import (
     predicted_gain,
     prediction_sentence,
     settings_snippet,
+    stage_lines,
     verdict_sentence,
     words,
 )
@@ -105,6 +106,7 @@ def page(
         _section(
             "Findings", "".join(map(_finding, diagnosis.findings)) or "<p>Nothing was found.</p>"
         ),
+        _stages(diagnosis),
         _section("Settings", _settings(diagnosis, recommendation)),
         _section("Before and after", _comparison(comparison)),
         _section("Baseline", _baseline(baseline)),
@@ -145,6 +147,13 @@ def _ceilings(diagnosis: Diagnosis) -> str:
     )
 
 
+def _stages(diagnosis: Diagnosis) -> str:
+    where, lines = stage_lines(diagnosis)
+    if not lines:
+        return ""
+    return _section("What a sample costs", f"<p>Measured {where}.</p>" + _rows(lines))
+
+
 def _finding(found: Finding) -> str:
     numbers = "".join(
         f"<div><dt>{escape(words(name))}</dt><dd>{escape(figure_text(name, value))}</dd></div>"
@@ -167,7 +176,7 @@ def _settings(diagnosis: Diagnosis, recommendation: Recommendation) -> str:
         if snippet
         else "<p>No setting needs to change.</p>"
     ]
-    parts.append(f"<p>{escape(prediction_sentence(recommendation))}</p>")
+    parts.append(f"<p>{escape(prediction_sentence(diagnosis, recommendation))}</p>")
     if recommendation.reasons:
         parts.append("<h3>Why</h3>" + _rows(recommendation.reasons.items()))
     if recommendation.refused:

@@ -131,6 +131,33 @@ def baseline_lines(timing: LoaderTiming) -> list[tuple[str, str]]:
     return lines
 
 
+def stage_lines(diagnosis: Diagnosis) -> tuple[str, list[tuple[str, str]]]:
+    """What each stage of a sample costs: where that was measured, and a line per stage.
+
+    The figures come from inside the workers where there are some, else from this process; without
+    any, the list is empty.
+    """
+    timing, profile = diagnosis.timing, diagnosis.profile
+    where, stages = "inside the workers", None
+    if timing is not None and timing.workers is not None:
+        stages = timing.workers.stages
+    if stages is None and profile is not None:
+        where, stages = "in the training process", profile.stages
+    if stages is None:
+        return where, []
+    return where, [
+        (str(row["stage"]), _stage_text(row)) for row in stages.to_dict(orient="records")
+    ]
+
+
+def _stage_text(row: dict[Any, Any]) -> str:
+    wall_s, cpu_s = float(row["wall_s"]), float(row["cpu_s"])
+    text = f"{format_seconds(wall_s)}, {format_value('x_share', float(row['share']))}"
+    if wall_s > 0 and cpu_s < wall_s / 2:
+        text += ", mostly waiting"
+    return text
+
+
 def _after(seconds: float | None, before: str) -> str:
     if seconds is None:
         return f"{MISSING}: the run ended before" if not before else MISSING
@@ -162,13 +189,18 @@ def predicted_gain(gain: float | None) -> str:
     return f"predicted gain {gain:.2f} times the rate"
 
 
-def prediction_sentence(recommendation: Recommendation) -> str:
-    """Gain and rate that the model expects of the recommended settings."""
-    gain = predicted_gain(recommendation.predicted_gain)
-    text = f"{gain[0].upper()}{gain[1:]}"
-    if recommendation.predicted is not None:
-        text += f": {recommendation.predicted.summary()}"
-    return f"{text}."
+def prediction_sentence(diagnosis: Diagnosis, recommendation: Recommendation) -> str:
+    """Gain that the model expects of the recommended settings, from the rate that was measured."""
+    gain, predicted = recommendation.predicted_gain, recommendation.predicted
+    text = predicted_gain(gain)
+    evidence = diagnosis.evidence
+    if gain is not None and predicted is not None and evidence.period_s and evidence.batch_size:
+        rate = evidence.batch_size / evidence.period_s
+        text += (
+            f": from {format_value('samples_per_s', rate)} as measured to about "
+            f"{format_value('samples_per_s', rate * gain)}, limited by {predicted.limit}"
+        )
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def changed_settings(
