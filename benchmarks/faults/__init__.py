@@ -1,4 +1,4 @@
 """Injected faults with known causes: does the diagnosis name them?
 
-python -m benchmarks.faults [--seeds 1] [--only F01 K2 ...]
+python -m benchmarks.faults [--seeds 10] [--only F01 K2 ...] [--quick] [--rivals]
 """

@@ -1,112 +1,103 @@
-"""Run the faults, each in a process of its own, and print what was named."""
+"""Run the faults, each in a process of its own, and print what was named and what it adds up to."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import time
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
-from typing import Any
 
-from benchmarks.faults.cases import CASES, Built, Case
+from benchmarks.faults.cases import CASES, Case
+from benchmarks.faults.figure import figure_png
+from benchmarks.faults.running import run_apart, run_here
+from benchmarks.faults.scoring import Outcome, confusion, in_words, summary
 
-LIMIT_S = 90  # for one case, start of Python included
-DIAGNOSIS_S = 14.0
-
-
-def codes_of(built: Built) -> list[str]:
-    """Ask the tool that fits, and return the codes it found, first one first."""
-    import helper_functions as h
-
-    if built.how == "samples":
-        return [f.code for f in h.check_samples(built.loader, **built.options).findings]
-    if built.how == "check":
-        return [f.code for f in h.check_dataloader(built.loader)]
-    if built.how == "scaling":
-        return [f.code for f in h.measure_scaling(built.loader, **built.options).findings]
-    diagnosis = h.diagnose_dataloader(built.loader, built.step, seconds=DIAGNOSIS_S, progress=False)
-    print(diagnosis, *diagnosis.findings, sep="\n", file=sys.stderr)
-    return [f.code for f in diagnosis.findings]
+BY_NAME = {case.name: case for case in CASES}
+QUICK = (  # of each group and tool some, within five minutes on two cores
+    *("F01", "F03", "F06", "F11", "F13", "F14", "F16", "F17", "F19", "F21"),
+    *("F23a", "F23b", "F23c", "F24", "K1", "K3", "K5", "K6"),
+)
 
 
-def run_here(case: Case, seed: int) -> dict[str, Any]:
-    """Run one case in this process."""
-    built = case.build(Random(f"{case.name}-{seed}"))
-    started = time.perf_counter()
-    with built.around:
-        codes = codes_of(built)
-    return {"codes": codes, "seconds": time.perf_counter() - started}
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each case (default: 1)")
+    parser.add_argument("--only", nargs="*", default=[], metavar="CASE", choices=[*BY_NAME])
+    parser.add_argument(
+        "--quick", action="store_true", help="a subset within five minutes; advice is not tried"
+    )
+    parser.add_argument("--verbose", action="store_true", help="show what each run printed")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all outcomes there")
+    parser.add_argument("--figure", type=Path, metavar="PATH", help="draw a PNG there")
+    parser.add_argument(
+        "--rivals",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="run other packages instead, in an environment made in DIR (default: a temporary one)",
+    )
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--advise", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
-def run_apart(case: Case, seed: int, verbose: bool) -> dict[str, Any]:
-    """Run one case in a process of its own, with a time limit."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.faults"]
-    command += ["--one", case.name, "--seed", str(seed)]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            cwd=Path(__file__).resolve().parents[2],
-        )
-    except subprocess.TimeoutExpired:
-        return {"codes": ["(time limit)"], "seconds": float(LIMIT_S)}
-    if verbose:
-        print(done.stderr, file=sys.stderr)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["?"])[-1]
-        return {"codes": [f"(failed: {last})"], "seconds": 0.0}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def run_all(cases: list[Case], seeds: int, *, advise: bool, verbose: bool) -> Iterator[Outcome]:
+    """Run each case with each seed, and say how it went."""
+    for case in cases:
+        for seed in range(seeds):
+            outcome, printed = run_apart(case, seed, advise=advise)
+            if verbose:
+                print(printed, file=sys.stderr)
+            print(line(case, outcome), flush=True)
+            yield outcome
 
 
-def is_right(case: Case, codes: list[str]) -> bool:
-    """The right cause comes first in its group; a control without a right code stays silent."""
-    from dataloading.codes import CODES
-
-    if not case.right:
-        return not codes
-    group = CODES[case.right[0]].group
-    same_group = [code for code in codes if code in CODES and CODES[code].group == group]
-    return bool(same_group) and same_group[0] in case.right
+def line(case: Case, outcome: Outcome) -> str:
+    """One outcome in one line."""
+    mark = "right" if outcome.is_right else "WRONG"
+    said = ", ".join(code for code, _ in outcome.named) or "nothing"
+    if outcome.cannot_run is not None:
+        mark, said = "     ", f"cannot run here: {outcome.cannot_run}"
+    elif outcome.error is not None:
+        said = f"failed: {outcome.error}"
+    advice = outcome.advice
+    tried = f"; advice {advice.ratio:.2f}x" if advice is not None and advice.ratio else ""
+    form = f" ({outcome.form})" if outcome.form else ""
+    return (
+        f"{case.name:5} seed {outcome.seed}  {mark}  {outcome.seconds:5.1f} s  "
+        f"{case.what}{form}: {said}{tried}"
+    )
 
 
 def main() -> None:
-    """Run all cases for all seeds and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    by_name = {case.name: case for case in CASES}
+    """Run what was asked for, print the sums, and write the files."""
+    options = parse()
     if options.one:
-        print(json.dumps(run_here(by_name[options.one], options.seed)))
+        outcome = run_here(BY_NAME[options.one], options.seed, advise=options.advise)
+        print(json.dumps(outcome.to_dict()))
         return
-    chosen = [by_name[name] for name in options.only] or list(CASES)
-    right: dict[bool, list[bool]] = defaultdict(list)
-    seconds = []
-    for case in chosen:
-        for seed in range(options.seeds):
-            result = run_apart(case, seed, options.verbose)
-            ok = is_right(case, result["codes"])
-            right[case.control].append(ok)
-            seconds.append(result["seconds"])
-            mark = "right" if ok else "WRONG"
-            print(
-                f"{case.name:6} {case.what:32} seed {seed}  {mark}  {result['seconds']:5.1f} s  "
-                f"{', '.join(result['codes'])}",
-                flush=True,
-            )
-    for control, results in sorted(right.items()):
-        kind = "controls" if control else "faults"
-        print(f"{kind}: {sum(results)} of {len(results)} right ({sum(results) / len(results):.0%})")
-    print(f"median seconds: {sorted(seconds)[len(seconds) // 2]:.1f}")
+    names = options.only or (QUICK if options.quick else list(BY_NAME))
+    cases = [BY_NAME[name] for name in names]
+    if options.rivals is not None:
+        from benchmarks.faults.rivals import run_rivals
+
+        folder = Path(options.rivals).resolve() if options.rivals else None
+        run_rivals(cases, options.seeds, folder, options.json)
+        return
+    outcomes = list(
+        run_all(cases, options.seeds, advise=not options.quick, verbose=options.verbose)
+    )
+    print("", confusion(outcomes).to_string(), "", *in_words(summary(outcomes)), sep="\n")
+    if options.json:
+        figures = {"summary": summary(outcomes), "outcomes": [one.to_dict() for one in outcomes]}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if options.figure:
+        options.figure.write_bytes(figure_png(outcomes))
 
 
 if __name__ == "__main__":
