@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from dataloading.arguments import check_loader, check_seconds, check_train_step
 from dataloading.arms import gather_evidence, measure_arms, profile_or_reason
@@ -149,6 +150,9 @@ def diagnose_dataloader(
     Raises:
         ValueError: A bad argument, or a loader that delivers no batch.
 
+    In a distributed job (DDP) give no train step that talks to the other ranks, which take another
+    number of steps; watch the loop with `watch_dataloader` there.
+
     A data set that raises, a worker that dies and a loader that hangs are diagnosed, not raised;
     errors of the train step are raised.
 
@@ -164,6 +168,7 @@ def diagnose_dataloader(
     check_train_step(train_step)
     check_seconds(seconds)
     machine = inspect_machine()
+    settings = LoaderSettings.of(dataloader) if isinstance(dataloader, DataLoader) else None
     with monitor_resources() as trace:
         try:
             arms = measure_arms(
@@ -176,9 +181,9 @@ def diagnose_dataloader(
         except Exception as error:
             if not isinstance(found := getattr(error, "finding", None), Finding):
                 raise  # not an error of the loader: a bad argument, or the train step's own
-            return failed_diagnosis(found, machine)
+            return failed_diagnosis(found, machine, settings=settings)
     if arms.real.failure is not None:
-        return failed_diagnosis(arms.real.failure, machine, arms.real)
+        return failed_diagnosis(arms.real.failure, machine, arms.real, settings)
     profile, reason = profile_or_reason(dataloader)
     evidence = gather_evidence(
         dataloader, arms, profile, machine=machine, trace=trace, profile_reason=reason

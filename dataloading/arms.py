@@ -154,7 +154,7 @@ def _attempt(
         with loader_warnings_hidden():
             return measure()
     except (ProbeTimeout, RuntimeError, OSError, AttributeError, TypeError, ValueError) as error:
-        notes.append(f"{what}: not measured ({type(error).__name__}: {error})")
+        notes.append(f"{what}: {type(error).__name__}: {error}")
         return None
 
 
@@ -226,7 +226,8 @@ def gather_evidence(
     )
     if profile is None:
         return replace(evidence, reasons={**evidence.reasons, "cpu_s": profile_reason or ""})
-    return evidence.with_profile(profile, BatchCosts.of(profile, workers, arms.step_cpu_s or 0.0))
+    costs = BatchCosts.of(profile, workers, arms.step_cpu_s or 0.0)
+    return evidence.with_profile(profile, costs.for_batch_size(evidence.batch_size))
 
 
 def profile_or_reason(dataloader: Any) -> tuple[SampleProfile | None, str | None]:

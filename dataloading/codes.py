@@ -470,6 +470,8 @@ def finding(
 ) -> Finding:
     """Make a finding of a registered code; its group and usual advice come from the registry.
 
+    A gain below 1 is none, and is left out.
+
     Raises:
         KeyError: The code is not registered.
         ValueError: The severity is unknown.
@@ -478,5 +480,11 @@ def finding(
     if severity not in SEVERITIES:
         raise ValueError(f"severity={severity!r} must be one of {SEVERITIES}.")
     return Finding(
-        code, entry.group, severity, message, dict(evidence), advice or entry.advice, expected_gain
+        code=code,
+        group=entry.group,
+        severity=severity,
+        message=message,
+        evidence=dict(evidence),
+        advice=advice or entry.advice,
+        expected_gain=expected_gain if (expected_gain or 0.0) >= 1 else None,
     )

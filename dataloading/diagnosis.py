@@ -13,6 +13,7 @@ from dataloading.machine import Machine
 from dataloading.memory_rules import MEMORY_RULES
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result, format_count, format_value
+from dataloading.settings import LoaderSettings
 from dataloading.setup_rules import SETUP_RULES
 from dataloading.time_rules import TIME_RULES
 from dataloading.verdict import judge
@@ -30,6 +31,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "cpu-quota": ("cpu-bound",),
     "small-files": ("storage-bound", "too-few-workers", "cpu-bound"),
     "storage-bound": ("too-few-workers", "cold-storage"),
+    "cold-storage": ("straggler",),
     "per-sample-overhead": ("epoch-startup",),
     "dataset-pickling": ("epoch-startup",),
     "collate": ("too-few-workers",),
@@ -86,6 +88,8 @@ class Diagnosis(Result):
         cause = f", cause {self.cause}" if self.cause else ""
         if self.verdict == "data-bound" and self.top("time") is None:
             cause += ", cause not known"
+        if self.evidence.wait_share is None:
+            return f"{self.verdict}{cause} ({format_count(self.evidence.steps, 'steady step')})"
         return f"{self.verdict}{cause} (waiting {share} of the time, {format_count(self.evidence.steps, 'steady step')})"
 
     def rows(self) -> list[tuple[str, Any]]:
@@ -149,15 +153,18 @@ def diagnose(
 
 
 def failed_diagnosis(
-    found: Finding, machine: Machine, timing: LoaderTiming | None = None
+    found: Finding,
+    machine: Machine,
+    timing: LoaderTiming | None = None,
+    settings: LoaderSettings | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a loader that failed, with what was timed before that."""
+    """The diagnosis of a loader that failed, with its settings and what was timed before that."""
     return Diagnosis(
         verdict="inconclusive",
         cause=found.code,
         findings=(found,),
         ceilings=ceilings(Evidence(), machine),
-        evidence=Evidence(reasons={"steps": found.message}),
+        evidence=Evidence(reasons={"steps": found.message}).with_settings(settings),
         timing=timing,
         profile=None,
         trace=None,

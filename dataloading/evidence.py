@@ -77,6 +77,7 @@ class Evidence(Result):
         pickled_bytes, pickling_s: What each worker is sent, and how long pickling it takes.
         worker_growth_batches, main_growth_batches: Batches delivered while the memory of the workers,
             or of the training process, was read.
+        main_growth_goes_on: Whether the training process grew in every part of the run.
         worker_uss_growth_bytes, worker_rss_growth_bytes: Growth of the workers in that time.
         worker_growth_levels_off: Whether that growth was ending.
         main_uss_growth_bytes: Growth of the training process in that time.
@@ -141,6 +142,7 @@ class Evidence(Result):
     pickling_s: float | None = None
     worker_growth_batches: int | None = None
     main_growth_batches: int | None = None
+    main_growth_goes_on: bool | None = None
     worker_uss_growth_bytes: int | None = None
     worker_rss_growth_bytes: int | None = None
     worker_growth_levels_off: bool | None = None
@@ -161,7 +163,6 @@ class Evidence(Result):
 
     def with_timing(self, timing: LoaderTiming) -> Evidence:
         """Add what a run of the real loop showed."""
-        settings = timing.settings
         seen: dict[str, Any] = {
             "steps": timing.steps,
             "wait_share": timing.wait_share,
@@ -201,13 +202,16 @@ class Evidence(Result):
                 seen |= {
                     "main_uss_growth_bytes": growth.uss_bytes,
                     "main_growth_batches": growth.batches,
+                    "main_growth_goes_on": growth.goes_on,
                 }
-        if settings is not None:
-            seen |= {
-                name: getattr(settings, name)
-                for name in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
-            }
-        return replace(self, **seen)
+        return replace(self.with_settings(timing.settings), **seen)
+
+    def with_settings(self, settings: LoaderSettings | None) -> Evidence:
+        """Add how the loader is set, where it is known."""
+        if settings is None:
+            return self
+        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        return replace(self, **{name: getattr(settings, name) for name in names})
 
     def with_profile(self, profile: SampleProfile, costs: BatchCosts) -> Evidence:
         """Add what a sample and a batch cost."""
@@ -221,8 +225,8 @@ class Evidence(Result):
             sample_wall_s=profile.sample_wall_s,
             sample_cpu_s=profile.sample_cpu_s,
             collate_s=self.collate_s if self.collate_s is not None else profile.collate_s,
-            batch_bytes=profile.batch_bytes,
-            queue_bytes=self.settings.queued_batches * profile.batch_bytes,
+            batch_bytes=costs.batch_bytes,
+            queue_bytes=self.settings.queued_batches * costs.batch_bytes,
             tensors_per_batch=profile.tensors_per_batch,
             cpu_s=costs.cpu_s,
             sample_wait_s=costs.wait_s,

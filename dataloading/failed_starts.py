@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader
 from dataloading.codes import Finding, finding
 from dataloading.error_texts import SHOWN_CHARACTERS
 from dataloading.pickling import main_is_importable, probe_pickling
-from dataloading.preflight import parts_for_workers
+from dataloading.preflight import look_at, parts_for_workers
 from dataloading.progress_notes import Progress
 from dataloading.settings import LoaderSettings
+from dataloading.start_rules import no_guard_rule, under_guard_rule
 
 # What a start of workers says that cannot be sent, or that end while they are being sent.
 NOT_SENT = re.compile(
@@ -61,7 +62,13 @@ def what_cannot_be_sent(dataloader: Any) -> Finding | None:
                 {"part": name, "name": probe.in_main[0]},
                 severity="critical",
             )
-    return None
+    return _script(dataloader)
+
+
+def _script(dataloader: DataLoader) -> Finding | None:
+    """What the script that is running keeps from its workers, or makes them do."""
+    seen = look_at(dataloader, spawn_check=False)
+    return under_guard_rule(seen) or no_guard_rule(seen)
 
 
 def failed_start(code: int, text: str) -> Finding:

@@ -156,10 +156,11 @@ def _sample_of_the_dead(progress: Progress | None) -> int | None:
 
 
 def sample_error(failed: Failed) -> Finding:
-    """An exception that the data set raised."""
+    """An exception that the data set, or the collate function, raised."""
+    what = "Putting a batch together" if failed.index is None else f"Sample {failed.index}"
     return finding(
         "worker-error",
-        f"Sample {failed.index} raised {failed.error}: {failed.message} ({failed.where}).",
+        f"{what} raised {failed.error}: {failed.message} ({failed.where}).",
         {
             "error": failed.error,
             "message": failed.message,

@@ -23,6 +23,8 @@ MOST_OF_THE_TIME = 0.05  # spent on readings, which never lie within a timed par
 MAIN_EVERY_S = 0.1  # the main process is read the cheap way
 SETTLING_READINGS = 2  # the first readings show workers that are still starting
 FEWEST_READINGS = 5  # fewer readings show no growth
+PARTS = 4  # of a run, in each of which a leak grows
+LEAST_RISE = 0.1  # of the growth, from one part to the next
 LEVELLED_SHARE = 0.35  # of the growth of the first half in the second: it is ending
 
 
@@ -34,6 +36,7 @@ class Growth:
         uss_bytes, rss_bytes: From the first settled reading to the last, summed over processes.
         uss_per_batch_bytes: The same per batch, in the second half of the run.
         levels_off: Whether the second half grew far less than the first.
+        goes_on: Whether every part of the run grew by its share, as with a leak.
         batches: Batches delivered in that time.
         readings: How many readings stand behind it.
     """
@@ -44,6 +47,7 @@ class Growth:
     levels_off: bool
     batches: int
     readings: int
+    goes_on: bool = False
 
 
 @dataclass
@@ -181,7 +185,15 @@ def find_growth(batches: np.ndarray, memory: np.ndarray) -> Growth | None:
         levels_off=bool(per_batch_first > 0 and second / count < LEVELLED_SHARE * per_batch_first),
         batches=int(batches[-1] - batches[0]),
         readings=len(batches),
+        goes_on=_goes_on(memory[:, 0]),
     )
+
+
+def _goes_on(uss: np.ndarray) -> bool:
+    """Whether the mean memory rises from each part of the run to the next; wandering does not."""
+    parts = np.array_split(uss, min(PARTS, len(uss) // 2))
+    rises = np.diff([part.mean() for part in parts])
+    return bool(rises.sum() > 0 and (rises >= LEAST_RISE * rises.sum()).all())
 
 
 def worker_pids(iterator: Any) -> list[int]:

@@ -52,7 +52,7 @@ def worker_leak_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 def main_leak_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """The training process grows with each step."""
     growth = evidence.main_uss_growth_bytes
-    if growth is None or growth < LEAST_GROWTH_BYTES:
+    if growth is None or growth < LEAST_GROWTH_BYTES or evidence.main_growth_goes_on is False:
         return None
     per_step = growth / max(1, evidence.main_growth_batches or 1)
     if per_step < LEAST_PER_BATCH_BYTES:

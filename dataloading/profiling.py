@@ -19,6 +19,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    Subset,
     default_collate,
 )
 
@@ -177,7 +178,7 @@ def profile_samples(
         time_limit(LIMIT_S, lambda: f"Fetching sample {clock.current.index}"),
     ):
         before = read_counters()
-        fetched = _fetch(timed, dataset, clock, samples)
+        fetched = _fetch(timed, dataset, clock, samples, _batch_size(loader))
         delay_ns = read_counters().since(before).run_delay_ns
         if not fetched:
             raise ValueError(
@@ -194,12 +195,17 @@ def profile_samples(
     return _summarise(clock, batch, size, collate_s, transfer_s, run_delay_s, notes)
 
 
-def _fetch(timed: Any, dataset: Any, clock: StageClock, samples: int) -> list[Any]:
+def _fetch(timed: Any, dataset: Any, clock: StageClock, samples: int, batch_size: int) -> list[Any]:
     """Fetch samples until there are enough or the budget is over."""
     deadline = time.perf_counter() + BUDGET_S
     fetched: list[Any] = []
     iterable = isinstance(dataset, IterableDataset)
-    source = _iterate(timed, clock) if iterable else _pick(timed, clock, samples)
+    if iterable:
+        source = _iterate(timed, clock)
+    elif fetches_batches(dataset):
+        source = _pick_batches(timed, clock, samples, batch_size)
+    else:
+        source = _pick(timed, clock, samples)
     try:
         for item in islice(source, samples + WARM_UP_SAMPLES):
             fetched.append(item)
@@ -223,6 +229,26 @@ def _pick(dataset: Any, clock: StageClock, samples: int) -> Iterator[Any]:
     spread = np.linspace(0, count - 1, num=min(samples, count)).astype(int).tolist()
     for index in [*(spread[:1] * WARM_UP_SAMPLES), *spread]:
         yield clock.sample(index, partial(dataset.__getitem__, index))
+
+
+def fetches_batches(dataset: Any) -> bool:
+    """Whether a data set gets the samples of a batch at once; a `Subset` does as what it holds."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def _pick_batches(dataset: Any, clock: StageClock, samples: int, size: int) -> Iterator[Any]:
+    """The same for a data set that gets a batch at once; each sample counts as its share."""
+    count = len(dataset)
+    spread = (
+        np.linspace(0, count - 1, num=min(samples, count)).astype(int).tolist() if count else []
+    )
+    parts = [spread[first : first + size] for first in range(0, len(spread), size)]
+    for chosen in [spread[:1] * WARM_UP_SAMPLES, *parts] if spread else []:
+        items = clock.sample(chosen[0], partial(dataset.__getitems__, chosen))
+        clock.share_out(chosen)
+        yield from items
 
 
 def _iterate(dataset: Any, clock: StageClock) -> Iterator[Any]:

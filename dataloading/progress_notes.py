@@ -32,7 +32,7 @@ class Failed:
 
     error: str
     message: str
-    index: str
+    index: int | str | None
     worker: int
     where: str
 
@@ -74,13 +74,13 @@ class Progress:
         entries[place] = IDLE
 
     def fail(self, worker: int, index: Any, error: Exception) -> None:
-        """The sample raised an exception; what is written first is kept."""
+        """A sample (None: putting a batch together) raised; what is written first is kept."""
         last = traceback.extract_tb(error.__traceback__)[-1:]
         where = f"{Path(last[0].filename).name}, line {last[0].lineno}" if last else "unknown"
         failed = {
             "error": type(error).__name__,
             "message": _text(error),
-            "index": str(number) if (number := as_number(index)) >= 0 else repr(index),
+            "index": _told(index),
             "worker": worker,
             "where": where,
         }
@@ -114,6 +114,13 @@ class Progress:
         self._open = None
         self.path.unlink(missing_ok=True)
         self._failure.unlink(missing_ok=True)
+
+
+def _told(index: Any) -> int | str | None:
+    """An index as it goes into a file: a number, the text of a key, or None for no sample."""
+    if index is None:
+        return None
+    return number if (number := as_number(index)) >= 0 else repr(index)
 
 
 def as_number(index: Any) -> int:

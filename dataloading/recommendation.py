@@ -151,6 +151,8 @@ def _choose_workers(
     """The present workers where they do, else the smallest number that is as good as any."""
     wanted = best_workers(costs, step_s, machine)
     cap = worker_cap(machine, costs.cpu_share)
+    if present.num_workers:  # even on one CPU, a worker goes on while training waits
+        cap = max(cap, 1)
     kept = epochs > 1  # workers will be kept between epochs, see `_choose_persistence`
     numbers = {0, 1, wanted, present.num_workers}
     if diagnosis.cause == "per-sample-overhead":  # workers only add their hand-over
@@ -159,7 +161,7 @@ def _choose_workers(
     seconds = {
         n: _epoch_s(s, diagnosis, costs, step_s, machine, epochs) for n, s in candidates.items()
     }
-    allowed = {n: s for n, s in seconds.items() if n <= max(cap, 0)}
+    allowed = {n: s for n, s in seconds.items() if n <= cap}
     best = min(allowed.values())
     now = seconds[present.num_workers]
     if diagnosis.verdict in ("compute-bound", "host-bound") and present.num_workers <= cap:

@@ -67,6 +67,15 @@ class StageClock:
         self.samples.append(self.current)
         return item
 
+    def share_out(self, indices: list[Any]) -> None:
+        """Count the latest sample, which was a batch in truth, as so many samples of equal cost."""
+        whole, count = self.samples.pop(), len(indices)
+        stages = {name: (wall // count, cpu // count) for name, (wall, cpu) in whole.stages.items()}
+        for index in indices:
+            self.samples.append(
+                SampleTimes(index, whole.wall_ns // count, whole.cpu_ns // count, stages)
+            )
+
     def stage_means_s(self) -> dict[str, tuple[float, float]]:
         """Mean wall and CPU seconds of each stage, over all samples."""
         sums: dict[str, np.ndarray] = {}

@@ -22,6 +22,7 @@ from dataloading.verdict import (
     host_share,
     judge,
     restart_share,
+    workers_pace_s,
 )
 from dataloading.workers import best_workers
 
@@ -30,6 +31,7 @@ WORTH_A_CHANGE = 1.10  # a predicted gain below 10 % is within the error of the 
 LARGE_GAIN = 1.5  # half again the rate is worth stopping a training for
 TINY_SAMPLE_S = 30e-6  # below this, calls and pickling outweigh the content of a sample
 MOST_OF_IT = 0.5  # the larger part of a batch's time
+NEARLY_ALL = 0.75  # of the CPU time that a step could have: what is left is switching
 COPY_BYTES_PER_S = 2e9  # copying into fresh memory, page faults included, on a slow machine
 HEAVY_BATCH_BYTES = 2**20  # smaller batches of few tensors cost their hand-over, not their bytes
 MANY_TENSORS = 10
@@ -255,6 +257,8 @@ def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     if share < HANDOVER_SHARE or share < MOST_OF_IT * (evidence.wait_share or 0.0):
         return None
+    if _cpus_are_full(evidence, machine):  # then getting a batch waits for a CPU, too
+        return None
     return finding(
         "transfer",
         f"Batches stand ready when they are asked for, but to get one takes "
@@ -268,8 +272,18 @@ def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:
             "tensors_per_batch": evidence.tensors_per_batch,
             "steps": evidence.steps,
         },
-        expected_gain=1 / (1 - share) if share < 1 else None,
+        expected_gain=(evidence.period_s or 0.0)
+        / max((evidence.period_s or 0.0) - seconds, workers_pace_s(evidence), 1e-9),
     )
+
+
+def _cpus_are_full(evidence: Evidence, machine: Machine) -> bool:
+    """Whether the CPU work of a step takes all usable CPUs for nearly all of it."""
+    costs = evidence.costs
+    if costs is None or not evidence.period_s:
+        return False
+    cpu_s = (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
+    return cpu_s >= NEARLY_ALL * evidence.period_s
 
 
 def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
@@ -320,10 +334,10 @@ def replaced_workers_rule(evidence: Evidence, machine: Machine) -> Finding | Non
 
 def interference_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Both arms are fast alone and slow together."""
-    arms = (evidence.replay_step_s, evidence.alone_period_s)
+    arms = (evidence.replay_step_s, evidence.alone_period_s, evidence.handover_s)
     if not evidence.num_workers or None in arms or evidence.period_s is None:
         return None
-    slower = max(arm for arm in arms if arm is not None)
+    slower = max(evidence.replay_step_s or 0.0, evidence.alone_period_s or 0.0)
     costs = evidence.costs
     # handing batches over comes on top of training, and the CPUs are shared: that is expected
     explained = max(slower, (evidence.replay_step_s or 0.0) + (evidence.handover_s or 0.0))
@@ -372,7 +386,9 @@ def compute_s(evidence: Evidence) -> float | None:
 
 def tiny_samples(evidence: Evidence) -> bool:
     """Whether the calls around a sample outweigh its content."""
-    return evidence.sample_wall_s is not None and evidence.sample_wall_s < TINY_SAMPLE_S
+    if evidence.sample_wall_s is None or evidence.sample_wall_s >= TINY_SAMPLE_S:
+        return False
+    return (evidence.collate_s or 0.0) < TINY_SAMPLE_S * (evidence.batch_size or 1)
 
 
 def _batch_s(evidence: Evidence) -> float:

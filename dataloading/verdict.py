@@ -7,6 +7,7 @@ from dataloading.evidence import FEWEST_STEPS, Evidence
 DATA_BOUND_SHARE = 0.10  # waiting for a tenth of the time is worth an afternoon
 QUIET_SHARE = 0.05  # less waiting than this cannot be told from noise
 HANDOVER_SHARE = 0.20  # getting batches that stand ready is worth an afternoon from here on
+WORKERS_BIND = 0.9  # of a step: workers whose batches take so long set the pace
 RESTART_SHARE = 0.15  # of an epoch spent on its start
 HOST_SHARE = 0.20  # other work beyond a fifth of the step is not mere loop overhead
 
@@ -50,10 +51,21 @@ def first_batch_s(evidence: Evidence) -> float:
 
 
 def handover_share(evidence: Evidence) -> float:
-    """Share of the time for getting batches that stand ready; the workers cannot do better."""
-    if not evidence.handover_s or not evidence.period_s:
+    """Share of the time for getting batches that stand ready; the workers cannot do better.
+
+    0 where the workers set the pace: then the next batch is late, whatever stands in the queue.
+    """
+    seconds = evidence.handover_s if evidence.handover_s is not None else evidence.send_s
+    if not evidence.num_workers or not seconds or not evidence.period_s:
         return 0.0
-    return min(evidence.handover_s / evidence.period_s, evidence.wait_share or 0.0)
+    if workers_pace_s(evidence) >= WORKERS_BIND * evidence.period_s:
+        return 0.0
+    return min(seconds / evidence.period_s, evidence.wait_share or 0.0)
+
+
+def workers_pace_s(evidence: Evidence) -> float:
+    """Seconds from one batch to the next that the workers can keep up, all together."""
+    return first_batch_s(evidence) / max(1, evidence.num_workers or 0)
 
 
 def host_share(evidence: Evidence) -> float:

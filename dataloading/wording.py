@@ -65,6 +65,8 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
     evidence = diagnosis.evidence
     wait = format_value("wait_share", evidence.wait_share)
     if diagnosis.verdict == "inconclusive":
+        if failure := evidence.reasons.get("steps"):
+            return f"No verdict, because the loader failed. {failure}"
         if evidence.steps >= FEWEST_STEPS:
             return "No verdict: the share of waiting is not known."
         steps = format_count(evidence.steps, "steady step")

@@ -42,6 +42,7 @@ class BatchClock:
         self._counters = ThreadCounters()
         self._counters_due_ns = self._batches = 0
         self._watch: StageWatch | None = None
+        self._turn = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watch": None}
@@ -69,18 +70,28 @@ class BatchClock:
 
     def fetch_all(self, dataset: Any, indices: list[Any]) -> list[Any]:
         """Fetch samples one by one, leaving word of which is under way, and of how one failed."""
-        progress, worker = self.records.progress, worker_id()
         if not all(type(index) is int and index >= 0 for index in indices):
             return [self.noted(index, operator.getitem, dataset, index) for index in indices]
-        items: list[Any] = []
         if indices and (watch := self.watch) is not None and watch.is_due():
-            items.append(self.noted(indices[0], watch.fetch, operator.getitem, dataset, indices[0]))
+            self._turn += (
+                1  # another sample each time: the first of a batch may not be like the rest
+            )
+            here = self._turn % len(indices)
+            index = indices[here]
+            return [
+                *self._fetch_each(dataset, indices[:here]),
+                self.noted(index, watch.fetch, operator.getitem, dataset, index),
+                *self._fetch_each(dataset, indices[here + 1 :]),
+            ]
+        return self._fetch_each(dataset, indices)
+
+    def _fetch_each(self, dataset: Any, indices: list[Any]) -> list[Any]:
+        progress, worker = self.records.progress, worker_id()
         entries, place = progress.entry(worker)
+        items: list[Any] = []
         began, clock, index = place + 1, time.perf_counter_ns, None
         try:
-            for index in indices[
-                len(items) :
-            ]:  # a call of our own in here would cost every sample some 5 µs
+            for index in indices:  # a call of our own in here would cost each some 5 µs
                 entries[began] = clock()
                 entries[place] = index
                 items.append(dataset[index])
@@ -249,7 +260,13 @@ class TimedCollate:
     def __call__(self, samples: Any) -> Any:
         """Collate and note what it cost."""
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        batch = self.inner(samples)
+        try:
+            batch = self.inner(samples)
+        except ProbeTimeout:
+            raise
+        except Exception as error:
+            self.clock.records.progress.fail(worker_id(), None, error)
+            raise
         self.clock.close(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu)
         return batch
 

@@ -567,3 +567,14 @@ def report_memory(folder: str) -> None:
         loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, **options)  # type: ignore[arg-type]
         timing = measure_dataloader(loader, step, seconds=60.0, max_steps=BATCHES, progress=False)
         print(json.dumps([name, Evidence().with_timing(timing).to_dict()]))
+
+
+class ReturnsNoneAt(Slow):
+    """One sample is None, which no batch can be made of."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(16)
+        self.none_at = index
+
+    def __getitem__(self, index: int) -> Any:
+        return None if index == self.none_at else super().__getitem__(index)

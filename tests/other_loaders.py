@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import re
 import threading
 import time
 import zipfile
@@ -40,14 +41,15 @@ class Texts(Dataset):
     """Texts of different lengths, turned into word numbers."""
 
     def __init__(self, size: int) -> None:
-        self.texts = [" ".join(["word"] * (100 + number % 200)) for number in range(size)]
+        self.texts = [" ".join(["word"] * (800 + number % 200)) for number in range(size)]
         self.vocabulary = {"word": 1}
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __getitem__(self, index: int) -> list[int]:
-        return [self.vocabulary.get(word, 0) for word in self.texts[index].lower().split()]
+        words = re.findall(r"\w+", self.texts[index].lower())
+        return [self.vocabulary.get(word, 0) for word in words]
 
 
 def pad_in_python(batch: list[list[int]]) -> dict[str, torch.Tensor]:

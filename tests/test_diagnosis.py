@@ -67,7 +67,15 @@ FAULTS = {
         TWO,
     ),
     "interference": (
-        loop(workers=2, wait=0.06, step=0.06, replay_step_s=0.04, alone_period_s=0.04, cpu_s=0.04),
+        loop(
+            workers=2,
+            wait=0.06,
+            step=0.06,
+            replay_step_s=0.04,
+            alone_period_s=0.04,
+            cpu_s=0.04,
+            handover_s=0.001,
+        ),
         TWO,
     ),
     "invalid-settings": (
@@ -204,20 +212,48 @@ def test_nothing_wrong_is_balanced_or_compute_bound_without_warnings():
         assert all(f.severity == "info" for f in result.findings)
 
 
+LIGHT = {"cpu_s": 0.010, "sample_wait_s": 0.0, "worker_batch_s": 0.012}
+
+
 def test_getting_batches_that_stand_ready_is_no_fault_of_the_workers():
-    ready = loop(workers=4, step=0.015, wait=0.002, handover_s=0.0018, **COMPUTING)
+    ready = loop(workers=4, step=0.015, wait=0.002, handover_s=0.0018, **LIGHT)
     result = diagnose(ready, EIGHT)
     assert (result.verdict, result.cause) == ("balanced", "compute")
     assert "stand ready" in result.findings[0].message
-    late = diagnose(loop(workers=4, step=0.015, wait=0.005, handover_s=0.0018, **COMPUTING), EIGHT)
+    late = diagnose(loop(workers=4, step=0.015, wait=0.005, handover_s=0.0018, **LIGHT), EIGHT)
     assert late.verdict == "data-bound"
 
 
 def test_a_slow_hand_over_of_ready_batches_is_a_matter_of_transfer():
-    slow = loop(workers=4, step=0.010, wait=0.006, handover_s=0.0055, **COMPUTING)
+    slow = loop(workers=4, step=0.010, wait=0.006, handover_s=0.0055, **LIGHT)
     result = diagnose(slow, EIGHT)
     assert (result.verdict, result.cause) == ("data-bound", "transfer")
     assert result.findings[0].expected_gain == pytest.approx(0.016 / 0.0105, rel=0.01)
+
+
+def test_workers_that_set_the_pace_are_not_excused_by_a_hand_over():
+    busy = loop(
+        workers=2, step=0.002, wait=0.0026, handover_s=0.0012, worker_batch_s=0.0087, **WAITING
+    )
+    assert diagnose(busy, EIGHT).cause == "too-few-workers"
+    computing = loop(
+        workers=2, step=0.002, wait=0.008, handover_s=0.006, cpu_s=0.019, sample_wait_s=0.0
+    )
+    assert diagnose(computing, TWO).cause == "cpu-bound"
+
+
+def test_a_costly_collate_is_no_matter_of_tiny_samples():
+    evidence = loop(
+        workers=2,
+        wait=0.01,
+        step=0.001,
+        sample_wall_s=3e-6,
+        collate_s=0.019,
+        cpu_s=0.02,
+        sample_wait_s=0.0,
+        batch_bytes=20_000,
+    )
+    assert diagnose(evidence, TWO).cause == "collate"
 
 
 def test_handing_over_and_training_together_are_no_interference():

@@ -230,7 +230,7 @@ def test_a_sample_is_named_whatever_the_type_of_its_index(
     progress.fail(1, index, ValueError("bad"))
     failed = progress.failed()
     assert failed is not None
-    assert failed.index == (str(known) if known is not None else repr(index))
+    assert failed.index == (known if known is not None else repr(index))
 
 
 def test_the_worker_that_began_first_stands_in_front(progress: Progress) -> None:
@@ -261,7 +261,7 @@ def test_the_first_failure_is_kept(progress: Progress) -> None:
     assert (failed.error, failed.message, failed.index, failed.worker) == (
         "TwoArguments",
         "a.txt is broken at line 4",
-        "4",
+        4,
         0,
     )
     assert failed.where.startswith("test_failures.py, line ")
@@ -279,7 +279,7 @@ def test_an_error_of_a_sample_explains_any_exception_that_follows(progress: Prog
     for error in (RuntimeError("anything"), ProbeTimeout("late")):
         found = explain_failure(error, progress)
         assert found is not None
-        assert (found.code, found.evidence["index"]) == ("worker-error", "3")
+        assert (found.code, found.evidence["index"]) == ("worker-error", 3)
 
 
 # ---- errors, in real loaders --------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_a_21_1_an_exception_with_two_arguments_keeps_class_text_and_index() -> 
     assert (found.code, found.severity) == ("worker-error", "critical")
     assert found.evidence["error"] == "TwoArguments"
     assert found.evidence["message"] == "a.txt is broken at line 7"
-    assert found.evidence["index"] == "3"
+    assert found.evidence["index"] == 3
     assert found.evidence["worker"] == 1  # the second batch of two
     assert found.evidence["where"].startswith("faulty_workloads.py, line ")
     assert found.message.startswith("Sample 3 raised TwoArguments: a.txt is broken at line 7")
@@ -321,7 +321,7 @@ def test_a_21_2_exceptions_that_do_not_travel_well_are_readable(
     found = failed_run(faulty.FailsAt(kind), workers=1)
     assert found.evidence["error"] == error
     assert text in found.evidence["message"]
-    assert found.evidence["index"] == "3"
+    assert found.evidence["index"] == 3
 
 
 @linux_only
@@ -333,14 +333,14 @@ def test_a_21_3_the_report_is_the_same_with_and_without_workers() -> None:
 
 def test_an_index_of_numpy_or_of_a_tensor_is_named() -> None:
     sampler = [np.int64(number) for number in range(8)]
-    assert failed_run(faulty.FailsAt("http"), 0, sampler=sampler).evidence["index"] == "3"
+    assert failed_run(faulty.FailsAt("http"), 0, sampler=sampler).evidence["index"] == 3
     tensors = list(torch.arange(8))
-    assert failed_run(faulty.FailsAt("http"), 0, sampler=tensors).evidence["index"] == "3"
+    assert failed_run(faulty.FailsAt("http"), 0, sampler=tensors).evidence["index"] == 3
 
 
 def test_streams_and_whole_batches_are_named_too() -> None:
     stream = failed_run(faulty.FailsInStream(), workers=0)
-    assert (stream.evidence["error"], stream.evidence["index"]) == ("TwoArguments", "3")
+    assert (stream.evidence["error"], stream.evidence["index"]) == ("TwoArguments", 3)
     at_once = failed_run(faulty.FailsAtOnce(16), workers=0)
     assert (at_once.evidence["error"], at_once.evidence["index"]) == ("TwoArguments", "[2, 3]")
 
@@ -446,3 +446,11 @@ def test_a_04_4_workers_that_end_are_told_apart(
     assert found["evidence"]["index"] == 5
     assert found["children"] == 0
     assert any(found["advice"] in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_collate_function_is_a_finding_too(workers: int) -> None:
+    found = failed_run(faulty.ReturnsNoneAt(3), workers)
+    assert found.code == "worker-error"
+    assert found.message.startswith("Putting a batch together raised TypeError")
+    assert found.evidence["index"] is None

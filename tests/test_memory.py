@@ -175,6 +175,28 @@ def test_copying_ends_and_is_named_all_the_same() -> None:
     assert found.evidence["levels_off"] is True
 
 
+def test_memory_that_only_wanders_is_no_leak() -> None:
+    grew = loop(main_uss_growth_bytes=100 * MIB, main_growth_batches=200, main_growth_goes_on=False)
+    assert found_in(grew, rules=MEMORY_RULES) == []
+
+
+@pytest.mark.parametrize(
+    ("readings", "goes_on"),
+    [
+        (range(20), True),
+        ([0, 23, -23, 0, 10, -5, 40, 0, 46, 46, 0, 46], False),
+        ([0, 0, 0, 0, 0, 0, 40, 40, 40, 40, 40, 40], False),  # one step, then rest
+        ([5] * 12, False),
+        ([n + (n % 3) for n in range(24)], True),
+    ],
+)
+def test_a_leak_grows_in_every_part_of_a_run(readings: Any, goes_on: bool) -> None:
+    memory = np.outer(np.array(readings, dtype=float) * MIB, [1.0, 1.0])
+    growth = find_growth(np.arange(len(memory)) * 10, memory)
+    assert growth is not None
+    assert growth.goes_on is goes_on
+
+
 def test_a_04_5_a_training_loop_that_keeps_memory_clears_the_loader() -> None:
     evidence = loop(workers=0, main_uss_growth_bytes=400 * MIB, main_growth_batches=100)
     memory_findings = found_in(evidence, rules=MEMORY_RULES)

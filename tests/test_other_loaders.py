@@ -44,7 +44,7 @@ def test_rows_of_a_mapped_file_cost_their_handling(tmp_path: Path) -> None:
 
 
 def test_padding_number_by_number_is_collating() -> None:
-    loader = DataLoader(others.Texts(2000), batch_size=32, collate_fn=others.pad_in_python)
+    loader = DataLoader(others.Texts(500), batch_size=16, collate_fn=others.pad_in_python)
     diagnosis = diagnosed(loader)
     assert (diagnosis.verdict, diagnosis.cause) == ("data-bound", "collate")
     assert diagnosis.profile is not None

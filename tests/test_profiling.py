@@ -483,3 +483,25 @@ def test_a_sample_that_hangs(no_transfer: None, monkeypatch: pytest.MonkeyPatch)
     assert profile.samples == 4  # those before it
     assert profile.sample_wall_s < 0.1
     assert_adds_up(profile)
+
+
+class AtOnce(Dataset):
+    """Gets a batch in one round trip, whatever its size."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("one by one is not how this data set is read")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        time.sleep(0.02)
+        return indices
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(100))])
+def test_a_data_set_that_gets_batches_is_profiled_by_batches(no_transfer: None, wrap: Any) -> None:
+    profile = profile_samples(DataLoader(wrap(AtOnce()), batch_size=16), samples=48)
+    assert profile.samples == 48
+    assert profile.sample_wall_s * 16 == pytest.approx(0.02, rel=0.6)
+    assert profile.collate_s < 0.02

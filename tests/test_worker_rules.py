@@ -262,8 +262,15 @@ def test_no_gain_is_predicted_from_nothing(code: str, change: dict[str, Any]) ->
 
 def test_the_gain_of_serialised_workers_is_at_most_their_number() -> None:
     evidence, machine = FAULTS["serialised-workers"]
-    found = found_in(replace(evidence, worker_batch_s=0.5), machine)["serialised-workers"]
+    alone = evidence.one_worker_batch_s
+    found = found_in(replace(evidence, worker_batch_s=5.5 * alone), machine)["serialised-workers"]
     assert found.expected_gain == 4.0
+
+
+def test_workers_cannot_be_slower_than_one_after_the_other() -> None:
+    evidence, machine = FAULTS["serialised-workers"]
+    cold = replace(evidence, worker_batch_s=200 * evidence.one_worker_batch_s)
+    assert "serialised-workers" not in found_in(cold, machine)
 
 
 # ---- what follows from what ---------------------------------------------------------------------
