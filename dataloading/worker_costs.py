@@ -185,7 +185,7 @@ def _open_share(records: np.ndarray, opens: float | None, measured_ns: float) ->
     known = records["open_cost_ns"][records["open_cost_ns"] > 0]
     if opens is None or (opens > 0 and len(known) == 0):
         return None
-    cost_ns = float(np.median(known)) if len(known) else 0.0
+    cost_ns = float(known[-1]) if len(known) else 0.0  # the latest knows most
     return min(1.0, opens * cost_ns / measured_ns)
 
 
