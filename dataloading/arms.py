@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming
@@ -24,6 +24,7 @@ from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.ranks import share_wait
 from dataloading.results import Result, format_value
 from dataloading.settings import LoaderSettings, ineffective_options, rebuild_dataloader
+from dataloading.sharding import gives_shares
 from dataloading.timing import TrainStep, measure_dataloader, measure_replay
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, loader_warnings_hidden
@@ -212,13 +213,15 @@ def gather_evidence(
     reasons = dict(note.split(": ", 1) for note in arms.notes if ": " in note)
     evidence = replace(
         Evidence().with_timing(arms.real),
-        replay_step_s=arms.replay.period_s if arms.replay is not None else 0.0,
+        replay_step_s=_undisturbed(arms.replay, arms.real.step_s + arms.real.other_s),
         replay_noise=_spread(arms.replay),
         step_cpu_s=arms.step_cpu_s,
-        alone_period_s=arms.alone.period_s if arms.alone is not None else None,
+        alone_period_s=None if arms.alone is None else _undisturbed(arms.alone, arms.real.total_s),
         one_worker_batch_s=_one_worker_batch_s(arms),
         collate_s=workers.collate_cpu_s if workers is not None else None,
         dropped_settings=ineffective_options(dataloader),
+        is_stream=isinstance(getattr(dataloader, "dataset", None), IterableDataset),
+        shares_out=gives_shares(dataloader),
         utilization_percent=_utilization(trace),
         rank_waits_s=waits,
         reasons=reasons | ({"rank_waits_s": reason} if reason else {}),
@@ -228,6 +231,17 @@ def gather_evidence(
         return replace(evidence, reasons={**evidence.reasons, "cpu_s": profile_reason or ""})
     costs = BatchCosts.of(profile, workers, arms.step_cpu_s or 0.0)
     return evidence.with_profile(profile, costs.for_batch_size(evidence.batch_size))
+
+
+def _undisturbed(arm: LoaderTiming | None, in_the_run_s: np.ndarray) -> float:
+    """Seconds of a step of an arm; 0 without one.
+
+    A part of the run alone cannot take longer than in the run: an arm that does was disturbed by
+    something else on the machine, and the run says more about it.
+    """
+    if arm is None:
+        return 0.0
+    return min(arm.period_s, float(in_the_run_s.mean()))
 
 
 def profile_or_reason(dataloader: Any) -> tuple[SampleProfile | None, str | None]:

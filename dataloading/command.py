@@ -20,9 +20,10 @@ from dataloading.comparison import compare_dataloaders
 from dataloading.diagnosis import Diagnosis
 from dataloading.machine import inspect_machine
 from dataloading.recommendation import recommend_settings
+from dataloading.results import format_seconds
 from dataloading.settings import rebuild_dataloader
 from dataloading.timing import TrainStep
-from dataloading.train_steps import make_train_step, simulated_train_step
+from dataloading.train_steps import SimulatedStep, make_train_step, simulated_train_step
 from dataloading.watchdog import loader_warnings_hidden
 
 IMAGE_SIZE = 64  # the size that the Learn PyTorch course trains its TinyVGG on
@@ -106,8 +107,8 @@ def run(options: argparse.Namespace, diagnose: Callable[..., Diagnosis]) -> None
         loader, source = default_loader(options.image_dir, options.batch_size, Path(scratch))
         classes = len(loader.dataset.classes)  # type: ignore[attr-defined]
         train_step, device = make_step(options.step_ms, classes)
-        print(f"Images: {source}")
-        print(f"Training: {_describe(train_step, device)}\n")
+        about = f"{source}, in batches of {options.batch_size}; training: {_describe(train_step, device)}"
+        print(f"{about}\n")
         machine = inspect_machine()
         diagnosis = diagnose(
             loader, train_step, seconds=options.seconds * DIAGNOSIS_SHARE, device=device
@@ -122,8 +123,8 @@ def run(options: argparse.Namespace, diagnose: Callable[..., Diagnosis]) -> None
             seconds=options.seconds * (1 - DIAGNOSIS_SHARE),
             device=device,
         )
-    print(text_report(machine, diagnosis, recommendation, comparison))
-    write_html_report(report, machine, diagnosis, recommendation, comparison)
+    print(text_report(machine, diagnosis, recommendation, comparison, about=about))
+    write_html_report(report, machine, diagnosis, recommendation, comparison, about=about)
     print(f"\nReport: {report}")
 
 
@@ -215,4 +216,6 @@ def small_cnn(classes: int, channels: int = 10) -> torch.nn.Sequential:
 
 
 def _describe(train_step: TrainStep, device: torch.device | None) -> str:
-    return repr(train_step) if device is None else f"a small CNN on {device}"
+    if isinstance(train_step, SimulatedStep):
+        return f"a simulated accelerator, {format_seconds(train_step.seconds)} a step"
+    return f"a small CNN on {device}"

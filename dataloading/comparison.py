@@ -17,6 +17,7 @@ from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed, borrowed
 from dataloading.progress import TimeBar, time_bar
 from dataloading.results import Result, format_count, format_ratio
+from dataloading.sharding import gives_shares
 from dataloading.timing import LEAST_LIMIT_S, TrainStep, length_of
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, close_iterator, time_limit
@@ -371,6 +372,9 @@ def same_samples(before: Any, after: Any) -> bool | None:
     lengths = [_delivered(loader) for loader in (before, after)]
     if None not in lengths and lengths[0] != lengths[1]:
         return False
+    copies = [_copies(loader) for loader in (before, after)]
+    if first is second and None not in copies and copies[0] != copies[1]:
+        return False
     if first is second and all(_is_complete(loader) for loader in (before, after)):
         return True
     return None
@@ -382,6 +386,15 @@ def _delivered(loader: Any) -> int | None:
         return None
     count = length_of(loader.sampler) if hasattr(loader, "sampler") else None
     return count if count is not None else length_of(loader.dataset)
+
+
+def _copies(loader: Any) -> int | None:
+    """How often each sample of an iterable data set comes in an epoch; None where not known."""
+    workers = getattr(loader, "num_workers", 0)
+    if workers < 2:
+        return 1
+    shares_out = gives_shares(loader)
+    return None if shares_out is None else 1 if shares_out else workers
 
 
 def _is_complete(loader: Any) -> bool:

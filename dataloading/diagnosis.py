@@ -175,11 +175,11 @@ def failed_diagnosis(
 def rank(found: list[Finding]) -> list[Finding]:
     """Drop what a deeper cause explains, and put the most important finding first.
 
-    Severity comes first, then the group, then the predicted gain.
+    Severity comes first, then the group, then the predicted gain; of one code the first is kept.
     """
     codes = {f.code for f in found}
     explained = {code for cause in codes for code in EXPLAINS.get(cause, ())}
-    return sorted(
+    ranked = sorted(
         (f for f in found if f.code not in explained),
         key=lambda f: (
             -SEVERITIES.index(f.severity),
@@ -187,6 +187,7 @@ def rank(found: list[Finding]) -> list[Finding]:
             -(f.expected_gain or 1.0),
         ),
     )
+    return list({f.code: f for f in reversed(ranked)}.values())[::-1]
 
 
 def ceilings(evidence: Evidence, machine: Machine) -> dict[str, float | None]:

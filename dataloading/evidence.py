@@ -81,6 +81,8 @@ class Evidence(Result):
         worker_uss_growth_bytes, worker_rss_growth_bytes: Growth of the workers in that time.
         worker_growth_levels_off: Whether that growth was ending.
         main_uss_growth_bytes: Growth of the training process in that time.
+        is_stream: Whether the data set is an iterable one.
+        shares_out: Whether each of several workers gets samples of its own; None where not told.
         epoch_batches_seen: Batches seen over batches of an epoch.
         queue_bytes: Bytes of batches that may be queued.
         rank_waits_s: Mean wait of a step on each rank of a distributed job, in order of ranks.
@@ -149,6 +151,8 @@ class Evidence(Result):
     main_uss_growth_bytes: int | None = None
     epoch_batches_seen: float | None = None
     replaced_loaders: int | None = None
+    is_stream: bool | None = None
+    shares_out: bool | None = None
     queue_bytes: int | None = None
     rank_waits_s: tuple[float, ...] | None = None
     utilization_percent: float | None = None

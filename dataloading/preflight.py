@@ -29,6 +29,7 @@ from dataloading.object_graph import is_a, walk
 from dataloading.peeking import BatchSize, Peek, peek
 from dataloading.pickling import PickleProbe, main_is_importable, probe_pickling
 from dataloading.settings import LoaderSettings, ineffective_options
+from dataloading.sharding import gives_shares
 from dataloading.storage import Storage, find_network_storage
 from dataloading.watchdog import ProbeTimeout, generators_of, random_state_kept, time_limit
 
@@ -55,6 +56,7 @@ class Preflight:
         shares_state: Whether the data set holds memory that running workers see change.
         peek: What the length and a few samples showed.
         ineffective: Options without effect.
+        shares_out: Whether each of several workers gets samples of its own; None where not told.
         storage: Its files on a network mount, or None.
         bad_images: Path and reason of image files that cannot be read, among those looked at.
         live_queued_batches: Batches that other loaders with living workers may hold.
@@ -74,6 +76,7 @@ class Preflight:
     shares_state: bool = False
     peek: Peek = field(default_factory=Peek)
     ineffective: dict[str, str] = field(default_factory=dict)
+    shares_out: bool | None = None
     storage: Storage | None = None
     bad_images: tuple[tuple[str, str], ...] = ()
     live_queued_batches: int = 0
@@ -131,6 +134,7 @@ def look_at(
         shares_state=shares_state(held),
         peek=seen,
         ineffective=ineffective_options(dataloader),
+        shares_out=gives_shares(dataloader) if settings.num_workers > 1 else None,
         storage=find_network_storage(held),
         bad_images=_bad_images(dataloader.dataset),
         live_queued_batches=_live_queues(dataloader),

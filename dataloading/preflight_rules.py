@@ -18,7 +18,7 @@ from dataloading.budget_rules import (
 from dataloading.codes import SEVERITIES, Finding, finding
 from dataloading.preflight import Preflight, look_at
 from dataloading.results import format_bytes, format_seconds
-from dataloading.setup_rules import pins_memory
+from dataloading.setup_rules import copies_of_a_stream, pins_memory
 from dataloading.start_rules import (
     main_module_rule,
     no_guard_rule,
@@ -240,6 +240,11 @@ def no_batch_rule(seen: Preflight) -> Finding | None:
     )
 
 
+def copies_rule(seen: Preflight) -> Finding | None:
+    """An iterable data set that every worker goes through as a whole."""
+    return copies_of_a_stream(seen.shares_out, seen.settings.num_workers)
+
+
 def stale_epoch_rule(seen: Preflight) -> Finding | None:
     """A data set that is told the epoch, in workers that keep an old copy of it."""
     kind = type(seen.loader.dataset)
@@ -292,6 +297,7 @@ RULES: tuple[Rule, ...] = (
     uneven_rule,
     bad_images_rule,
     no_batch_rule,
+    copies_rule,
     distributed_rule,
     prefetch_rule,  # what does not even fit into memory does not fit into shared memory either
     shared_memory_rule,

@@ -168,7 +168,8 @@ def profile_samples(
     check_int("samples", samples, least=1)
     loader = dataset_or_dataloader if isinstance(dataset_or_dataloader, DataLoader) else None
     dataset = loader.dataset if loader is not None else dataset_or_dataloader
-    if not hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset):
+    known = hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset)
+    if not known or isinstance(dataset, str | bytes | type):
         raise TypeError(f"Expected a dataset or a DataLoader, got {type(dataset).__name__}.")
     clock = StageClock()
     timed = with_clocks(dataset, clock)

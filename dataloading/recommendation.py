@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dataloading.arguments import check_int
+from dataloading.arguments import check_amount, check_int
 from dataloading.codes import Finding
 from dataloading.diagnosis import Diagnosis
+from dataloading.evidence import Evidence
 from dataloading.machine import Machine
 from dataloading.model import (
     BatchCosts,
@@ -106,6 +107,9 @@ def recommend_settings(
             f"Expected a Diagnosis from diagnose_dataloader, got {type(diagnosis).__name__}."
         )
     check_int("epochs", epochs, least=1)
+    if machine is not None and not isinstance(machine, Machine):
+        raise TypeError(f"Expected a Machine from inspect_machine, got {type(machine).__name__}.")
+    check_amount("memory_fraction", memory_fraction)
     if not 0 < memory_fraction <= 1:
         raise ValueError(f"memory_fraction={memory_fraction} must be above 0 and at most 1.")
     machine = machine or diagnosis.machine
@@ -120,11 +124,12 @@ def recommend_settings(
         chosen = present
     else:
         chosen = _choose_workers(diagnosis, present, costs, step_s, machine, reasons, epochs)
+        chosen = _keep_samples_single(chosen, evidence, reasons, refused)
         chosen = _fit(chosen, costs, machine, memory_fraction, reasons, refused)
     chosen = _choose_pinning(chosen, machine, reasons)
     chosen = _choose_persistence(chosen, epochs, reasons)
     predicted = gain = None
-    if costs is not None and step_s is not None:
+    if costs is not None and step_s is not None and diagnosis.verdict != "inconclusive":
         predicted = predict_dataloader(costs, chosen, step_s=step_s, machine=machine)
         gain = _epoch_s(present, diagnosis, costs, step_s, machine, epochs) / max(
             _epoch_s(chosen, diagnosis, costs, step_s, machine, epochs), 1e-12
@@ -137,6 +142,29 @@ def recommend_settings(
         refused=refused,
         advice=_advice(diagnosis.findings),
     )
+
+
+def _keep_samples_single(
+    chosen: LoaderSettings,
+    evidence: Evidence,
+    reasons: dict[str, str],
+    refused: dict[str, str],
+) -> LoaderSettings:
+    """No more workers for a stream that each of them would, or might, deliver as a whole."""
+    most, why = 1, "each would deliver all samples: the iterable data set gives no worker its share"
+    if evidence.is_stream and evidence.shares_out is None:
+        most = max(1, evidence.num_workers or 0)
+        why = (
+            "whether the iterable data set gives each worker its share could not be told; "
+            "check_samples tells"
+        )
+    elif evidence.shares_out is not False:
+        return chosen
+    if chosen.num_workers <= most:
+        return chosen
+    refused[f"{chosen.num_workers} workers"] = why
+    reasons["num_workers"] = f"more than {most} refused: {why}"
+    return chosen.changed(num_workers=most)
 
 
 def _choose_workers(

@@ -7,7 +7,7 @@ import os
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dataloading.diagnosis import PARTS
 from dataloading.machine import report_lines
@@ -41,6 +41,8 @@ def text_report(
     recommendation: Recommendation,
     comparison: Comparison | None = None,
     baseline: LoaderTiming | None = None,
+    *,
+    about: str = "",
 ) -> str:
     """All four moves as text of at most 80 columns.
 
@@ -50,20 +52,23 @@ def text_report(
         recommendation: What to set.
         comparison: Before and after, where it was measured.
         baseline: The first run; None takes the run behind the diagnosis.
+        about: What was measured: the data and the train step, in a sentence.
 
     Returns:
         Lines without a line break at the end.
 
     Explained in: notebook 00
     """
-    sections = [
+    check_parts(machine, diagnosis, recommendation, comparison, baseline)
+    sections = [("Measured", _wrap(about))] if about else []
+    sections += [
         ("Machine", [line for text in report_lines(machine) for line in _wrap(text, after=7)]),
         ("Baseline", _baseline(baseline or diagnosis.timing)),
         ("Diagnosis", _diagnosis(diagnosis)),
         ("Recommendation", _recommendation(diagnosis, recommendation)),
         ("Before and after", _comparison(comparison)),
     ]
-    notes = all_notes(diagnosis, baseline, comparison)
+    notes = all_notes(diagnosis, baseline)
     if notes:
         sections.append(("Notes", [line for note in notes for line in _item(note)]))
     return "\n\n".join("\n".join([_heading(title), *lines]) for title, lines in sections)
@@ -154,6 +159,8 @@ def html_report(
     recommendation: Recommendation,
     comparison: Comparison | None = None,
     baseline: LoaderTiming | None = None,
+    *,
+    about: str = "",
 ) -> str:
     """All four moves as one page of HTML with its pictures inside; it loads nothing from the net.
 
@@ -163,6 +170,7 @@ def html_report(
         recommendation: What to set.
         comparison: Before and after, where it was measured.
         baseline: The first run; None takes the run behind the diagnosis.
+        about: What was measured: the data and the train step, in a sentence.
 
     Returns:
         The page as text, to be saved as UTF-8.
@@ -171,7 +179,30 @@ def html_report(
     """
     from dataloading.report_page import page
 
-    return page(machine, diagnosis, recommendation, comparison, baseline or diagnosis.timing)
+    check_parts(machine, diagnosis, recommendation, comparison, baseline)
+    timing = baseline or diagnosis.timing
+    return page(machine, diagnosis, recommendation, comparison, timing, about)
+
+
+def check_parts(
+    machine: Any, diagnosis: Any, recommendation: Any, comparison: Any, baseline: Any
+) -> None:
+    """Refuse what is no part of a report, with a `TypeError` that says where it comes from."""
+    from dataloading.comparison import Comparison
+    from dataloading.diagnosis import Diagnosis
+    from dataloading.loader_timing import LoaderTiming
+    from dataloading.machine import Machine
+    from dataloading.recommendation import Recommendation
+
+    for part, kind, source in (
+        (machine, Machine, "inspect_machine"),
+        (diagnosis, Diagnosis, "diagnose_dataloader"),
+        (recommendation, Recommendation, "recommend_settings"),
+        (comparison, Comparison | None, "compare_dataloaders"),
+        (baseline, LoaderTiming | None, "measure_dataloader"),
+    ):
+        if not isinstance(part, kind):
+            raise TypeError(f"Expected what {source} returns, got {type(part).__name__}.")
 
 
 def write_html_report(
@@ -181,12 +212,14 @@ def write_html_report(
     recommendation: Recommendation,
     comparison: Comparison | None = None,
     baseline: LoaderTiming | None = None,
+    *,
+    about: str = "",
 ) -> Path:
     """Write `html_report` to a file; an older file is replaced only once the new one is complete.
 
     Args:
         path: Where to write, such as "report.html"; its folder must exist.
-        machine, diagnosis, recommendation, comparison, baseline: As for `html_report`.
+        machine, diagnosis, recommendation, comparison, baseline, about: As for `html_report`.
 
     Returns:
         The path.
@@ -199,7 +232,7 @@ def write_html_report(
     """
     path = Path(path)
     check_report_path(path)
-    text = html_report(machine, diagnosis, recommendation, comparison, baseline)
+    text = html_report(machine, diagnosis, recommendation, comparison, baseline, about=about)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:

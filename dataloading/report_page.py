@@ -94,11 +94,13 @@ def page(
     recommendation: Recommendation,
     comparison: Comparison | None,
     baseline: LoaderTiming | None,
+    about: str = "",
 ) -> str:
     """The whole page; see `report.html_report`."""
-    notes = all_notes(diagnosis, baseline, comparison)
+    notes = all_notes(diagnosis, baseline)
     parts = [
         "<h1>Where the training time goes</h1>",
+        f"<p>{escape(about)}</p>" if about else "",
         f'<p class="verdict">{escape(verdict_sentence(diagnosis))}</p>',
         f'<p class="lead">{escape(cause_sentence(diagnosis))} '
         f"{escape(outcome_sentence(recommendation, comparison))}</p>",

@@ -17,6 +17,31 @@ def invalid_settings_rule(evidence: Evidence, machine: Machine) -> Finding | Non
     )
 
 
+SHARE_ADVICE = (
+    "Give each worker its share in __iter__: with info = get_worker_info(), yield every "
+    "info.num_workers-th sample, beginning with number info.id."
+)
+
+
+def copies_of_a_stream(shares_out: bool | None, num_workers: int | None) -> Finding | None:
+    """Several workers that each go through all samples of an iterable data set."""
+    if shares_out is not False or (num_workers or 0) < 2:
+        return None
+    return finding(
+        "duplicate-samples",
+        f"Each of the {num_workers} workers goes through all samples of the iterable data set, so "
+        f"every sample comes {num_workers} times an epoch.",
+        {"num_workers": num_workers, "workers_share_out": False},
+        severity="critical",
+        advice=SHARE_ADVICE,
+    )
+
+
+def copies_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """An iterable data set that every worker goes through as a whole."""
+    return copies_of_a_stream(evidence.shares_out, evidence.num_workers)
+
+
 def pins_memory(machine: Machine) -> bool:
     """Whether an accelerator here copies from pinned memory."""
     return any(a.kind in ("cuda", "xpu") for a in machine.accelerators)
@@ -35,4 +60,4 @@ def pin_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
-SETUP_RULES = (invalid_settings_rule, pin_rule)
+SETUP_RULES = (copies_rule, invalid_settings_rule, pin_rule)

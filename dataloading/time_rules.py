@@ -10,6 +10,7 @@ from dataloading.machine import Machine
 from dataloading.model import step_bounds
 from dataloading.results import format_ratio, format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
+from dataloading.setup_rules import SHARE_ADVICE
 from dataloading.stages import DECODE, READ
 from dataloading.verdict import (
     DATA_BOUND_SHARE,
@@ -140,7 +141,10 @@ def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None
             "usable_cpus": machine.cpus_per_rank,
             "steps": evidence.steps,
         },
-        advice=f"Set num_workers={wanted}.",
+        advice=f"Set num_workers={wanted}."
+        if evidence.shares_out is not False
+        else f"{SHARE_ADVICE} Then set num_workers={wanted}; before that each worker would deliver "
+        "all samples.",
         expected_gain=gain,
         severity="critical" if gain > LARGE_GAIN else "warning",
     )
@@ -356,11 +360,11 @@ def interference_rule(evidence: Evidence, machine: Machine) -> Finding | None:
             "period_s": evidence.period_s,
             "alone_period_s": arms[1],
             "replay_step_s": arms[0],
+            "explained_s": explained,
             "threshold_factor": INTERFERENCE_FACTOR,
             "steps": evidence.steps,
         },
         severity="info",
-        expected_gain=evidence.period_s / explained,
     )
 
 
@@ -374,8 +378,8 @@ TIME_RULES: tuple[Rule, ...] = (
     epoch_startup_rule,
     replaced_workers_rule,
     host_work_rule,
-    interference_rule,
     compute_rule,
+    interference_rule,
 )
 
 

@@ -160,7 +160,7 @@ def make_train_step(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"Expected model to be a torch.nn.Module object, got {model!r}.")
-    if not callable(loss_fn):
+    if isinstance(loss_fn, type) or not callable(loss_fn):
         raise TypeError(f"Expected a function loss_fn(predictions, targets), got {loss_fn!r}.")
     if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
         raise TypeError(

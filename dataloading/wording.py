@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 from dataloading.codes import CODES
 from dataloading.evidence import FEWEST_STEPS
 from dataloading.recommendation import Recommendation
-from dataloading.results import MISSING, format_count, format_ratio, format_seconds, format_value
+from dataloading.results import (
+    MISSING,
+    format_count,
+    format_ratio,
+    format_seconds,
+    format_share,
+    format_value,
+)
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
+from dataloading.verdict import RESTART_SHARE, restart_share
 from dataloading.workers import GOOD_ENOUGH
 
 if TYPE_CHECKING:
@@ -17,6 +25,8 @@ if TYPE_CHECKING:
     from dataloading.loader_timing import LoaderTiming
 
 UNITS = ("_samples_per_s", "_bytes", "_percent", "_s")  # endings that the value itself shows
+LIMITS = {"compute": "the train step", "workers": "the workers", "cpu": "the CPUs"}
+FELT = 0.97  # of the steady rate: starts of epochs that cost less are not worth a line
 PARTS = (
     ("wait", "waiting for data"),
     ("transfer", "moving the batch"),
@@ -78,6 +88,11 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
             because = "; no single cause stands out"
         if cause is not None:
             because = f"; the main cause is {cause.code}"
+        if (starts := restart_share(evidence)) >= RESTART_SHARE:
+            return (
+                f"Starting takes {format_share(starts)} of an epoch, and training waits for data "
+                f"{wait} of the rest{because}."
+            )
         return f"Training waits for data {wait} of the time{because}."
     return {
         "compute-bound": f"The loader keeps up: training waits for data only {wait} of the time.",
@@ -109,8 +124,13 @@ def baseline_lines(timing: LoaderTiming) -> list[tuple[str, str]]:
     """What a run showed: name and text of each line."""
     if timing.steps == 0:
         return [("steady steps", "none: the run was too short")]
-    lines = [
-        ("rate", format_value("samples_per_s", timing.samples_per_s)),
+    lines = [("loader", timing.settings.summary())] if timing.settings is not None else []
+    lines += [
+        (
+            "rate",
+            f"{format_value('samples_per_s', timing.samples_per_s)}, starts of epochs left out",
+        ),
+        *_whole_epochs(timing),
         (
             "one step",
             f"{format_seconds(timing.period_s)} (mean of {format_count(timing.steps, 'steady step')})",
@@ -131,6 +151,16 @@ def baseline_lines(timing: LoaderTiming) -> list[tuple[str, str]]:
     lines.append(("first batch", _after(timing.startup_s, "after")))
     lines.append(("epoch restart", _after(timing.epoch_restart_s, "")))
     return lines
+
+
+def _whole_epochs(timing: LoaderTiming) -> list[tuple[str, str]]:
+    """The rate with the starts of epochs, where these are felt."""
+    if timing.epoch_restart_s is None or not timing.steps_per_epoch or not timing.epoch_s:
+        return []
+    rate = timing.steps_per_epoch * float(timing.samples.mean()) / timing.epoch_s
+    if rate > FELT * timing.samples_per_s:
+        return []
+    return [("rate of whole epochs", format_value("samples_per_s", rate))]
 
 
 def stage_lines(diagnosis: Diagnosis) -> tuple[str, list[tuple[str, str]]]:
@@ -155,9 +185,7 @@ def stage_lines(diagnosis: Diagnosis) -> tuple[str, list[tuple[str, str]]]:
 def _stage_text(row: dict[Any, Any]) -> str:
     wall_s, cpu_s = float(row["wall_s"]), float(row["cpu_s"])
     text = f"{format_seconds(wall_s)}, {format_value('x_share', float(row['share']))}"
-    if wall_s > 0 and cpu_s < wall_s / 2:
-        text += ", mostly waiting"
-    return text
+    return f"{text}, mostly waiting (also for a CPU)" if cpu_s < wall_s / 2 else text
 
 
 def _after(seconds: float | None, before: str) -> str:
@@ -200,7 +228,7 @@ def prediction_sentence(diagnosis: Diagnosis, recommendation: Recommendation) ->
         rate = evidence.batch_size / evidence.period_s
         text += (
             f": from {format_value('samples_per_s', rate)} as measured to about "
-            f"{format_value('samples_per_s', rate * gain)}, limited by {predicted.limit}"
+            f"{format_value('samples_per_s', rate * gain)}, limited by {LIMITS.get(predicted.limit, predicted.limit)}"
         )
     return f"{text[0].upper()}{text[1:]}."
 
@@ -265,14 +293,12 @@ def measured_lines(diagnosis: Diagnosis, baseline: LoaderTiming | None) -> list[
     return lines
 
 
-def all_notes(
-    diagnosis: Diagnosis, baseline: LoaderTiming | None, comparison: Comparison | None
-) -> list[str]:
+def all_notes(diagnosis: Diagnosis, baseline: LoaderTiming | None) -> list[str]:
     """Everything the reader should know besides, each once."""
     notes = [
         f"{words(name)} not measured: {why}" for name, why in diagnosis.evidence.reasons.items()
     ]
-    for result in (baseline, diagnosis.timing, diagnosis.profile, comparison):
+    for result in (baseline, diagnosis.timing, diagnosis.profile):
         notes += getattr(result, "notes", ())
     if diagnosis.trace is not None:
         notes += [f"{topic}: {why}" for topic, why in diagnosis.trace.notes.items()]
