@@ -54,6 +54,8 @@ FORKED_HANG_ADVICE = (
     "multiprocessing_context='spawn', or give libraries one thread before the workers start "
     "(torch.set_num_threads(1), cv2.setNumThreads(0), OMP_NUM_THREADS=1), or keep num_workers=0."
 )
+NO_DESCRIPTOR = "Too many open files"
+NEARLY_OUT = 0.9  # of the open files that are allowed
 DEATH_WAIT_S = 0.5  # until a worker whose connection broke has ended
 NAMED_SIGNAL = re.compile(r"killed by signal: ([A-Za-z ]+)")
 EXIT_CODE = re.compile(r"exit(?:ed)?(?: unexpectedly)? with (?:exit )?code:? (-?\d+)")
@@ -77,6 +79,8 @@ def explain_failure(
     """
     failed = progress.failed() if progress is not None else None
     if failed is not None:
+        if NO_DESCRIPTOR in failed.message:  # whatever the sample wanted to open is not to blame
+            return explain_text(failed.message, _open_files())
         return sample_error(failed)
     if isinstance(error, ProbeTimeout):
         return _hang(error, progress)
@@ -91,6 +95,12 @@ def explain_failure(
     if NOT_SENT.search(f"{type(error).__name__} {text}"):
         return what_cannot_be_sent(dataloader)
     known = explain_text(text)
+    if (
+        known is None
+        and isinstance(error, EOFError | OSError)
+        and _files_are_out(files := _open_files())
+    ):
+        return explain_text(NO_DESCRIPTOR, files)  # the other end of a connection says no more
     if known is not None and known.code == "file-descriptors-short":
         return explain_text(text, _open_files())
     return known
@@ -147,6 +157,14 @@ def _open_files() -> dict[str, int | None]:
     except OSError:  # reading the list takes a descriptor too
         count = None
     return {"open_files": count, "open_files_limit": open_files_limit()}
+
+
+def _files_are_out(files: dict[str, int | None]) -> bool:
+    """Whether nearly as many files are open as may be; unreadable where not even one is left."""
+    count, limit = files["open_files"], files["open_files_limit"]
+    if limit is None:
+        return False
+    return hasattr(psutil.Process, "num_fds") if count is None else count >= NEARLY_OUT * limit
 
 
 def _sample_of_the_dead(progress: Progress | None) -> int | None:

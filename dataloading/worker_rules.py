@@ -28,6 +28,7 @@ FROM_CACHE = 0.1  # nearly none does
 COLD_FACTOR = 2.0  # the first pass waits at least twice as long
 SMALL_READ_BYTES = 256 * 1024  # an open that brings less than this costs more than its content
 FILE_FACTOR = 2.0  # looking at, reading and closing a small file cost as much again as opening it
+MANY_OPENS, MANY_OPENS_SHARE = 8, 0.15  # so many small files a sample are too many all the same
 SEVERAL_OPENS = 2.0  # files for one sample
 SLOW_OPEN_S = 1e-3  # a single open that takes longer goes over a network, or to a disk that seeks
 THROTTLED_SHARE = 0.1  # of the periods
@@ -236,8 +237,8 @@ def small_files_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     small = size is None or size / max(opens, 1e-9) < SMALL_READ_BYTES
     sample_s = (evidence.worker_batch_s or 0.0) / (evidence.batch_size or 1)
     costly = opens >= SEVERAL_OPENS or (opens > 0 and share * sample_s / opens >= SLOW_OPEN_S)
-    handling = min(1.0, FILE_FACTOR * share)
-    if handling < MOST_OF_IT or not costly or not small:
+    least = MANY_OPENS_SHARE if opens >= MANY_OPENS else MOST_OF_IT / FILE_FACTOR
+    if share < least or not costly or not small:
         return None
     return finding(
         "small-files",
@@ -246,7 +247,7 @@ def small_files_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         {
             "opens_per_sample": opens,
             "open_share": share,
-            "threshold_share": MOST_OF_IT / FILE_FACTOR,
+            "threshold_share": least,
             "read_bytes_per_sample": size,
             "wait_share": evidence.wait_share,
         },
