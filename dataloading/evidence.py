@@ -77,7 +77,7 @@ class Evidence(Result):
         pickled_bytes, pickling_s: What each worker is sent, and how long pickling it takes.
         worker_growth_batches, main_growth_batches: Batches delivered while the memory of the workers,
             or of the training process, was read.
-        main_growth_goes_on: Whether the training process grew in every part of the run.
+        worker_growth_goes_on, main_growth_goes_on: Whether they grew in every part of the run.
         worker_uss_growth_bytes, worker_rss_growth_bytes: Growth of the workers in that time.
         worker_growth_levels_off: Whether that growth was ending.
         main_uss_growth_bytes: Growth of the training process in that time.
@@ -143,6 +143,7 @@ class Evidence(Result):
     pickled_bytes: int | None = None
     pickling_s: float | None = None
     worker_growth_batches: int | None = None
+    worker_growth_goes_on: bool | None = None
     main_growth_batches: int | None = None
     main_growth_goes_on: bool | None = None
     worker_uss_growth_bytes: int | None = None
@@ -201,6 +202,7 @@ class Evidence(Result):
                     "worker_rss_growth_bytes": growth.rss_bytes,
                     "worker_growth_levels_off": growth.levels_off,
                     "worker_growth_batches": growth.batches,
+                    "worker_growth_goes_on": growth.goes_on,
                 }
             if (growth := observed.main_growth) is not None:
                 seen |= {

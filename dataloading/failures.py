@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
@@ -80,7 +82,7 @@ def explain_failure(
     failed = progress.failed() if progress is not None else None
     if failed is not None:
         if NO_DESCRIPTOR in failed.message:  # whatever the sample wanted to open is not to blame
-            return explain_text(failed.message, _open_files())
+            return explain_text(failed.message, _open_files(error))
         return sample_error(failed)
     if isinstance(error, ProbeTimeout):
         return _hang(error, progress)
@@ -98,11 +100,11 @@ def explain_failure(
     if (
         known is None
         and isinstance(error, EOFError | OSError)
-        and _files_are_out(files := _open_files())
+        and _files_are_out(files := _open_files(error))
     ):
         return explain_text(NO_DESCRIPTOR, files)  # the other end of a connection says no more
     if known is not None and known.code == "file-descriptors-short":
-        return explain_text(text, _open_files())
+        return explain_text(text, _open_files(error))
     return known
 
 
@@ -147,15 +149,25 @@ def note_deaths(error: BaseException, iterator: Any) -> None:
         except RuntimeError:  # torch's signal handler, which notices the death at this moment
             continue
     error.exit_codes = tuple(codes)  # type: ignore[attr-defined]
+    error.open_files = most_open_files(getattr(worker, "pid", None) for worker in workers)  # type: ignore[attr-defined]
 
 
-def _open_files() -> dict[str, int | None]:
-    """How many files this process has open, and may open."""
-    process = psutil.Process()
-    try:
-        count = process.num_fds() if hasattr(process, "num_fds") else None
-    except OSError:  # reading the list takes a descriptor too
-        count = None
+def most_open_files(pids: Iterable[int | None]) -> int | None:
+    """Files that the one of some processes has open which has most; None where it cannot be read."""
+    counts = []
+    for pid in pids:
+        if pid is None:  # not started; psutil would take this process
+            continue
+        with contextlib.suppress(psutil.Error, OSError, AttributeError):  # ended, or Windows
+            counts.append(psutil.Process(pid).num_fds())
+    return max(counts, default=None)
+
+
+def _open_files(error: BaseException) -> dict[str, int | None]:
+    """How many files are open, here or in a worker (the larger number), and how many may be."""
+    here = most_open_files([psutil.Process().pid])  # None as well where no descriptor is left
+    in_workers = getattr(error, "open_files", None)
+    count = here if here is None or in_workers is None else max(here, in_workers)
     return {"open_files": count, "open_files_limit": open_files_limit()}
 
 

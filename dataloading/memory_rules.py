@@ -33,7 +33,8 @@ def copy_on_write_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 def worker_leak_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Private and resident memory of workers grow together, without end."""
     uss, rss = evidence.worker_uss_growth_bytes, evidence.worker_rss_growth_bytes
-    if uss is None or rss is None or evidence.worker_growth_levels_off:
+    ends = evidence.worker_growth_levels_off or evidence.worker_growth_goes_on is False
+    if uss is None or rss is None or ends:
         return None
     per_batch = uss / max(1, evidence.worker_growth_batches or 1)
     if min(uss, rss) < LEAST_GROWTH_BYTES or per_batch < LEAST_PER_BATCH_BYTES:

@@ -178,6 +178,8 @@ def test_copying_ends_and_is_named_all_the_same() -> None:
 def test_memory_that_only_wanders_is_no_leak() -> None:
     grew = loop(main_uss_growth_bytes=100 * MIB, main_growth_batches=200, main_growth_goes_on=False)
     assert found_in(grew, rules=MEMORY_RULES) == []
+    workers = replace(grown(100, 100), worker_growth_goes_on=False)
+    assert found_in(workers, rules=MEMORY_RULES) == []
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,9 @@ def test_growth_reaches_the_rules_through_the_evidence() -> None:
         other_s=np.zeros(20),
         samples=np.full(20, 8),
         observed=Observed(
-            worker_growth=Growth(100 * MIB, 90 * MIB, 1e6, False, batches=50, readings=9)
+            worker_growth=Growth(
+                100 * MIB, 90 * MIB, 1e6, False, batches=50, readings=9, goes_on=True
+            )
         ),
     )
     evidence = Evidence().with_timing(timing)

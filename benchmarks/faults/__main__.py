@@ -30,6 +30,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="a subset within five minutes; advice is not tried"
     )
+    parser.add_argument("--no-advice", action="store_true", help="do not try the advice")
     parser.add_argument("--verbose", action="store_true", help="show what each run printed")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all outcomes there")
     parser.add_argument("--figure", type=Path, metavar="PATH", help="draw a PNG there")
@@ -90,7 +91,12 @@ def main() -> None:
         run_rivals(cases, options.seeds, folder, options.json)
         return
     outcomes = list(
-        run_all(cases, options.seeds, advise=not options.quick, verbose=options.verbose)
+        run_all(
+            cases,
+            options.seeds,
+            advise=not (options.quick or options.no_advice),
+            verbose=options.verbose,
+        )
     )
     print("", confusion(outcomes).to_string(), "", *in_words(summary(outcomes)), sep="\n")
     if options.json:
