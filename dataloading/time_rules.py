@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataloading.codes import Finding, finding
 from dataloading.evidence import FEWEST_STEPS, Evidence
 from dataloading.machine import Machine
-from dataloading.model import step_bounds
+from dataloading.model import BatchCosts, step_bounds
 from dataloading.results import format_ratio, format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
 from dataloading.setup_rules import SHARE_ADVICE
@@ -283,11 +283,9 @@ def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 
 def _cpus_are_full(evidence: Evidence, machine: Machine) -> bool:
     """Whether the CPU work of a step takes all usable CPUs for nearly all of it."""
-    costs = evidence.costs
-    if costs is None or not evidence.period_s:
+    if evidence.costs is None or not evidence.period_s:
         return False
-    cpu_s = (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
-    return cpu_s >= NEARLY_ALL * evidence.period_s
+    return cpu_pace_s(evidence.costs, machine) >= NEARLY_ALL * evidence.period_s
 
 
 def epoch_startup_rule(evidence: Evidence, machine: Machine) -> Finding | None:
@@ -346,8 +344,7 @@ def interference_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     # handing batches over comes on top of training, and the CPUs are shared: that is expected
     explained = max(slower, (evidence.replay_step_s or 0.0) + (evidence.handover_s or 0.0))
     if costs is not None:
-        cpu_s = (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
-        explained = max(explained, cpu_s)
+        explained = max(explained, cpu_pace_s(costs, machine))
     if evidence.steps < FEWEST_STEPS or evidence.period_s < INTERFERENCE_FACTOR * explained:
         return None
     if host_share(evidence) >= HOST_SHARE:
@@ -381,6 +378,11 @@ TIME_RULES: tuple[Rule, ...] = (
     compute_rule,
     interference_rule,
 )
+
+
+def cpu_pace_s(costs: BatchCosts, machine: Machine) -> float:
+    """Seconds from one step to the next that all usable CPUs can keep up."""
+    return (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
 
 
 def compute_s(evidence: Evidence) -> float | None:

@@ -11,7 +11,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
@@ -23,9 +23,6 @@ from dataloading.watchdog import ProbeTimeout
 from dataloading.worker_costs import UNKNOWN
 from dataloading.worker_records import WorkerRecords, worker_id
 from dataloading.worker_stages import StageWatch
-
-if TYPE_CHECKING:
-    pass
 
 ENDED = object()  # what comes after the last sample of a stream
 FIRST_BATCHES = 8  # have readings of their own, so that a short run has some
@@ -73,9 +70,8 @@ class BatchClock:
         if not all(type(index) is int and index >= 0 for index in indices):
             return [self.noted(index, operator.getitem, dataset, index) for index in indices]
         if indices and (watch := self.watch) is not None and watch.is_due():
-            self._turn += (
-                1  # another sample each time: the first of a batch may not be like the rest
-            )
+            # another sample each time: the first of a batch may not be like the rest
+            self._turn += 1
             here = self._turn % len(indices)
             index = indices[here]
             return [

@@ -10,6 +10,7 @@ from dataloading.time_rules import (
     LARGE_GAIN,
     MOST_OF_IT,
     compute_s,
+    cpu_pace_s,
     is_data_bound,
     tiny_samples,
 )
@@ -71,7 +72,7 @@ def quota_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     fewer = machine.logical_cpus is not None and machine.usable_cpus < machine.logical_cpus
     if not is_data_bound(evidence) or costs is None or step_s is None or not (fewer or throttled):
         return None
-    cpu_s = (costs.cpu_s + costs.send_s + costs.step_cpu_s) / machine.cpus_per_rank
+    cpu_s = cpu_pace_s(costs, machine)
     if costs.cpu_share < MOST_OF_IT or cpu_s < step_s or tiny_samples(evidence):
         return None
     if evidence.num_workers and evidence.num_workers < machine.cpus_per_rank:
