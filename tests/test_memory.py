@@ -130,6 +130,10 @@ def test_a_rule_fires_on_its_fault_and_its_neighbours_do_not(code: str) -> None:
 
 
 NOT_A_FAULT: dict[str, tuple[Evidence, Machine]] = {
+    "what an allocator keeps of large batches": (
+        grown(4 * 500, 4 * 500, 55, batch_bytes=35 * MIB),
+        MACHINE,
+    ),
     "nothing was read": (loop(workers=4), MACHINE),
     "little growth": (grown(10, 10), MACHINE),
     "little private growth": (grown(10, 500), MACHINE),
@@ -167,6 +171,11 @@ def test_copying_and_leaking_are_told_apart_by_resident_memory() -> None:
         assert [f.code for f in found_in(grown(100, resident), rules=MEMORY_RULES)] == [
             "worker-memory-leak"
         ]
+
+
+def test_a_leak_of_whole_batches_is_named_once_it_is_more_than_an_allocator_keeps() -> None:
+    kept = grown(200 * 35, 200 * 35, batches=200, batch_bytes=35 * MIB)
+    assert [f.code for f in found_in(kept, rules=MEMORY_RULES)] == ["worker-memory-leak"]
 
 
 def test_copying_ends_and_is_named_all_the_same() -> None:
