@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from dataloading.batch_costs import BatchCosts
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine, inspect_machine
-from dataloading.model import BatchCosts
 from dataloading.pickling import probe_pickling
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.ranks import share_wait

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataloading.budgets import WORKER_BYTES
 from dataloading.codes import Finding, finding
-from dataloading.model import WORKER_BYTES
 from dataloading.preflight import Preflight
 from dataloading.results import format_bytes, format_share
+from dataloading.setup_rules import pins_memory
 from dataloading.start_rules import pickles
 
 OBJECT_BYTES = 64  # of private memory that a worker copies for each object it touches
@@ -13,6 +14,7 @@ LARGE_SHARE = 0.1  # of the free memory
 BUDGET_SHARE = 0.8  # of what is free may be taken
 FEW_DESCRIPTORS_SHARE = 0.8
 RETAINED_BATCHES = 4  # batches that a usual loop still holds: this one, the last one, logging
+PINNED_SHARE = 0.5  # of the memory limit; pinned pages can be neither swapped out nor moved
 
 
 def shared_memory_rule(seen: Preflight) -> Finding | None:
@@ -95,11 +97,10 @@ def _sharing_strategy() -> str:
 
 def prefetch_rule(seen: Preflight) -> Finding | None:
     """A queue that takes a large part of the free memory."""
-    available, batch = seen.machine.available_memory_bytes, seen.batch
-    if available is None or batch is None or not seen.settings.num_workers:
-        return None
-    need = seen.settings.queued_batches * batch.batch_bytes * (2 if seen.settings.pin_memory else 1)
-    if need <= LARGE_SHARE * available:
+    available, need = seen.machine.available_memory_bytes, _queue_bytes(seen)
+    if (pinned := _pinned_queue(seen, need)) is not None:
+        return pinned
+    if available is None or seen.batch is None or need <= LARGE_SHARE * available:
         return None
     return finding(
         "prefetch-memory",
@@ -109,10 +110,51 @@ def prefetch_rule(seen: Preflight) -> Finding | None:
             "queue_bytes": need,
             "available_memory_bytes": available,
             "threshold_share": LARGE_SHARE,
-            "batch_bytes": batch.batch_bytes,
+            "batch_bytes": seen.batch.batch_bytes,
             "prefetch_factor": seen.settings.prefetch_factor,
         },
         severity="critical" if need > BUDGET_SHARE * available else "warning",
+    )
+
+
+def _queue_bytes(seen: Preflight) -> int:
+    """Bytes of the batches prepared ahead; pinned ones are copies, rounded up to a power of two."""
+    if seen.batch is None:
+        return 0
+    return seen.settings.queued_batches * seen.batch.batch_bytes * (2 if _pins(seen) else 1)
+
+
+def _pins(seen: Preflight) -> bool:
+    """Whether batches are really pinned: without an accelerator PyTorch passes the option by."""
+    return seen.settings.pin_memory and pins_memory(seen.machine)
+
+
+def _pinned_queue(seen: Preflight, need: int) -> Finding | None:
+    """A queue whose pinned copies take more than half of all memory there is."""
+    limit, available = seen.machine.memory_bytes, seen.machine.available_memory_bytes
+    if seen.batch is None or not _pins(seen) or not limit or need <= PINNED_SHARE * limit:
+        return None
+    fits = int(PINNED_SHARE * limit / (2 * seen.batch.batch_bytes))
+    smaller = (
+        f"let at most {fits} batch(es) wait: lower num_workers x prefetch_factor"
+        if fits >= 1
+        else "make the batches smaller: not even one fits"
+    )
+    return finding(
+        "prefetch-memory",
+        f"Up to {format_bytes(need)} of pinned batches may wait, {format_share(need / limit)} of the "
+        f"memory limit of {format_bytes(limit)}; pinned memory cannot be swapped out.",
+        {
+            "queue_bytes": need,
+            "memory_limit_bytes": limit,
+            "pinned_share": need / limit,
+            "threshold_share": PINNED_SHARE,
+            "batch_bytes": seen.batch.batch_bytes,
+            "queued_batches": seen.settings.queued_batches,
+            "prefetch_factor": seen.settings.prefetch_factor,
+        },
+        severity="critical" if need > BUDGET_SHARE * (available or limit) else "warning",
+        advice=f"Set pin_memory=False, or {smaller}.",
     )
 
 

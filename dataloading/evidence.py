@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dataloading.batch_costs import BatchCosts
 from dataloading.loader_timing import LoaderTiming
-from dataloading.model import BatchCosts
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result
 from dataloading.settings import LoaderSettings

@@ -104,6 +104,12 @@ class MemoryLog:
         """The longest series of one set of workers."""
         return max(self._all_workers, key=lambda readings: len(readings.batches))
 
+    @property
+    def worker_bytes(self) -> int | None:
+        """Private memory of one of the present workers at the last reading; None without one."""
+        read = self._all_workers[-1].memory
+        return read[-1][0] // len(self._pids) if read and self._pids else None
+
 
 def read_main() -> tuple[int, int] | None:
     """USS and RSS of this process; on Linux one cheap figure, resident memory without mapped files.

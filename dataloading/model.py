@@ -1,9 +1,9 @@
 """How fast a loader with other settings would be, and what it would need.
 
-The step time is the largest of what the parts need (an operational bound): the train step itself,
-the workers (batch time over workers) and the CPUs (all CPU work of a step over the usable CPUs).
-The formulas and their measured error are discussed in notebook 00; the timeline below shows the same
-thing batch by batch.
+The step time is the largest of what the parts need (an operational bound): the train step with the
+hand-over of its batch, the workers (batch time over workers) and the CPUs (all CPU work of a step
+over the usable CPUs). Where batch times differ, a queue of finished batches hides that only in part:
+the timeline plays the run batch by batch and says how much is left.
 """
 
 from __future__ import annotations
@@ -14,101 +14,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dataloading.arguments import check_amount
+from dataloading.batch_costs import BatchCosts
+from dataloading.budgets import over_budget, resource_needs
 from dataloading.machine import Machine, inspect_machine
 from dataloading.profiling import SampleProfile
-from dataloading.results import Result, format_seconds, format_share, format_value
+from dataloading.results import Result, format_value
 from dataloading.settings import LoaderSettings
-from dataloading.worker_costs import WorkerCosts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MODEL_ERROR = 0.15  # half-width of the 90 % interval, as a share of the step time
-MEMORY_ERROR = 0.3  # half-width of the memory interval, as a share
-WORKER_BYTES = {  # private memory of a worker that has loaded a few batches; torch imported anew
-    "fork": 64 * 2**20,  # where the worker is not forked
-    "forkserver": 320 * 2**20,
-    "spawn": 320 * 2**20,
-}
-FILES_PER_WORKER = 6  # pipes and sentinels that each worker keeps open in the main process
+# Standard errors of a prediction, as shares of the step time; `benchmarks/model` checks that the
+# intervals made from them cover what is measured.
+SAME_ERROR = 0.02  # of the formulas, where everything was measured
+STEP_ERROR = 0.01  # of the train step when it alone is the limit
+FURTHER_ERROR = 0.03  # with more workers than were tried
+RESIZED_ERROR = 0.03  # for each halving or doubling of the batch size
+ELSEWHERE_ERROR = 0.10  # on another machine, whose CPUs may be faster or slower
+NINETY = 1.645  # standard errors on each side of a 90 % interval
+MEMORY_ERROR = 0.3  # half-width of the memory interval, as a share, where a worker was not weighed
+WEIGHED_ERROR = 0.1  # the same where it was
 TIMELINE_BATCHES = 60  # enough to see the steady state behind a first burst
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class BatchCosts(Result):
-    """What one batch costs, whoever prepares it; all in seconds.
-
-    Attributes:
-        cpu_s: CPU work: fetching, collating and sending.
-        wait_s: Waiting, for example for a disk.
-        send_s: Part of `cpu_s` that is paid only with workers: handing the batch over.
-        batch_size: Samples in the batch.
-        batch_bytes: Bytes of its tensors.
-        tensors: Tensors in it.
-        step_cpu_s: CPU work of the train step, over all its threads.
-    """
-
-    cpu_s: float
-    wait_s: float
-    send_s: float
-    batch_size: int
-    batch_bytes: int
-    tensors: int
-    step_cpu_s: float = 0.0
-
-    @classmethod
-    def of(
-        cls, profile: SampleProfile, workers: WorkerCosts | None = None, step_cpu_s: float = 0.0
-    ) -> BatchCosts:
-        """Costs from a profile; CPU work as seen inside the workers, where it was measured."""
-        size = profile.batch_size
-        cpu_s = profile.sample_cpu_s * size + profile.collate_s
-        if workers is not None and workers.samples > 0:
-            cpu_s = (workers.fetch_cpu_s + workers.collate_cpu_s) * size / workers.samples
-        return cls(
-            cpu_s=cpu_s,
-            wait_s=profile.sample_wait_s * size,
-            send_s=profile.transfer_s or 0.0,
-            batch_size=size,
-            batch_bytes=profile.batch_bytes,
-            tensors=profile.tensors_per_batch,
-            step_cpu_s=step_cpu_s,
-        )
-
-    def for_batch_size(self, batch_size: int | None) -> BatchCosts:
-        """The same work for another batch size; the train step's share is left as it is."""
-        if batch_size is None or batch_size == self.batch_size:
-            return self
-        factor = batch_size / self.batch_size
-        return BatchCosts(
-            cpu_s=self.cpu_s * factor,
-            wait_s=self.wait_s * factor,
-            send_s=self.send_s * factor,
-            batch_size=batch_size,
-            batch_bytes=int(self.batch_bytes * factor),
-            tensors=self.tensors,
-            step_cpu_s=self.step_cpu_s,
-        )
-
-    @property
-    def batch_s(self) -> float:
-        """Seconds that one worker, undisturbed, needs for one batch.
-
-        Sending happens in a thread of its own, so it overlaps with waiting, not with computing.
-        """
-        return self.cpu_s + max(self.wait_s, self.send_s)
-
-    @property
-    def cpu_share(self) -> float:
-        """Share of a worker's time in which it needs a CPU."""
-        return min(1.0, (self.cpu_s + self.send_s) / self.batch_s) if self.batch_s > 0 else 1.0
-
-    def summary(self) -> str:
-        """One line."""
-        return (
-            f"{format_seconds(self.batch_s)} a batch of {self.batch_size}, "
-            f"CPU busy {format_share(self.cpu_share)} of it"
-        )
+PLAYED_BATCHES = 200  # enough for the mean of batches that differ
+UNEVEN = 0.02  # batches whose times differ by less (standard deviation over mean) need no play
 
 
 def step_bounds(
@@ -125,16 +53,20 @@ def step_bounds(
     Returns:
         `compute`, `workers` and `cpu` in seconds; without workers, `loading` takes the place of
         `workers`: the sum of loading and training, which take turns.
+
+    Source: P. Denning, J. Buzen, The Operational Analysis of Queueing Network Models (1978).
     """
     costs = costs.for_batch_size(settings.batch_size)
     cpus = machine.cpus_per_rank
-    if settings.num_workers == 0:
-        alone = costs.cpu_s + costs.wait_s + step_s
-        return {"compute": step_s, "loading": alone, "cpu": costs.cpu_s}
+    workers = settings.num_workers
+    if workers == 0:
+        alone = costs.alone_s if costs.alone_s is not None else costs.cpu_s + costs.wait_s
+        return {"compute": step_s, "loading": alone + step_s, "cpu": costs.cpu_s}
+    crowding = costs.crowding_with(workers, cpus)
     return {
-        "compute": step_s,
-        "workers": costs.batch_s / settings.num_workers,
-        "cpu": (costs.cpu_s + costs.send_s + costs.step_cpu_s) / cpus,
+        "compute": step_s + costs.handover_s,
+        "workers": costs.batch_s * crowding / workers,
+        "cpu": ((costs.cpu_s + costs.send_s) * crowding + costs.step_cpu_s) / cpus,
     }
 
 
@@ -146,10 +78,11 @@ class Prediction(Result):
         step_s: Seconds from one step to the next.
         samples_per_s: Samples per second.
         wait_share: Share of a step spent waiting for data.
-        memory_bytes: Private memory of the workers, and their queue.
+        memory_bytes: Private memory of the workers, and their queue of finished batches.
         shared_memory_bytes: Bytes of finished batches that wait in shared memory.
         open_files: File descriptors held by workers and queued batches.
         limit: The part that binds: `compute`, `workers`, `loading` or `cpu`.
+        shortage: Which budget of the machine this would overrun, in words; None when it fits.
         timeline: DataFrame of the simulated run, see `simulate_timeline`.
     """
 
@@ -168,12 +101,15 @@ class Prediction(Result):
     limit: str
     settings: LoaderSettings
     timeline: pd.DataFrame
+    shortage: str | None = None
 
     def summary(self) -> str:
         """One line."""
         low, high = self.samples_per_s_interval
         rate = format_value("samples_per_s", self.samples_per_s)
-        return f"{rate} (90 % interval {low:,.0f} to {high:,.0f}), limited by {self.limit}"
+        short = f"; does not fit: {self.shortage}" if self.shortage else ""
+        interval = f"90 % interval {format_value('samples_per_s', low)} to {format_value('samples_per_s', high)}"
+        return f"{rate} ({interval}), limited by {self.limit}{short}"
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the simulated run; returns the Axes."""
@@ -207,7 +143,8 @@ def predict_dataloader(
     Explained in: notebook 00
     """
     check_amount("step_s", step_s)
-    machine = machine or inspect_machine()
+    here = inspect_machine()
+    machine = machine or here
     costs = BatchCosts.of(profile) if isinstance(profile, SampleProfile) else profile
     for name, value, kind in (
         ("a SampleProfile from profile_samples", costs, BatchCosts),
@@ -216,22 +153,23 @@ def predict_dataloader(
     ):
         if not isinstance(value, kind):
             raise TypeError(f"Expected {name}, got {type(value).__name__}.")
-    costs = costs.for_batch_size(settings.batch_size)
+    asked, costs = costs, costs.for_batch_size(settings.batch_size)
     bounds = step_bounds(costs, settings, step_s, machine)
     limit = max(bounds, key=lambda part: bounds[part])
-    seconds = max(bounds[limit], 1e-9)
-    low, high = seconds * (1 - MODEL_ERROR), seconds * (1 + MODEL_ERROR)
+    seconds = step_seconds(costs, settings, step_s, machine)
+    error = NINETY * _error(asked, settings, machine, here, limit)
+    low, high = max(seconds / (1 + error), step_s, 1e-9), seconds * (1 + error)
     needs = resource_needs(costs, settings, machine)
-    memory = needs["memory_bytes"]
+    memory, spread = needs["memory_bytes"], WEIGHED_ERROR if costs.worker_bytes else MEMORY_ERROR
     return Prediction(
         step_s=seconds,
-        step_s_interval=(max(low, step_s), max(high, step_s)),
+        step_s_interval=(low, high),
         samples_per_s=costs.batch_size / seconds,
-        samples_per_s_interval=(costs.batch_size / high, costs.batch_size / max(low, step_s, 1e-9)),
+        samples_per_s_interval=(costs.batch_size / high, costs.batch_size / low),
         wait_share=1 - step_s / seconds,
-        wait_share_interval=(1 - step_s / max(low, step_s, 1e-9), 1 - step_s / high),
+        wait_share_interval=(1 - step_s / low, 1 - step_s / high),
         memory_bytes=memory,
-        memory_bytes_interval=(int(memory * (1 - MEMORY_ERROR)), int(memory * (1 + MEMORY_ERROR))),
+        memory_bytes_interval=(int(memory * (1 - spread)), int(memory * (1 + spread))),
         shared_memory_bytes=needs["shared_memory_bytes"],
         shared_memory_bytes_interval=(0, needs["shared_memory_bytes"] + 2 * costs.batch_bytes),
         open_files=needs["open_files"],
@@ -239,30 +177,61 @@ def predict_dataloader(
         limit=limit,
         settings=settings,
         timeline=simulate_timeline(costs, settings, step_s=step_s, machine=machine),
+        shortage=over_budget(settings, costs, machine, fraction=1.0),
     )
 
 
-def resource_needs(costs: BatchCosts, settings: LoaderSettings, machine: Machine) -> dict[str, int]:
-    """Memory, shared memory and open files that a loader would hold.
+def step_seconds(
+    costs: BatchCosts, settings: LoaderSettings, step_s: float, machine: Machine
+) -> float:
+    """Seconds from one step to the next: the largest bound, or more where batches are uneven.
 
-    Args:
-        costs: Costs of a batch at the batch size in question.
-        settings: Workers and prefetch.
-        machine: Its start method says what a worker weighs.
-
-    Returns:
-        `memory_bytes`, `shared_memory_bytes` and `open_files`.
+    Arguments as for `step_bounds`.
     """
-    queued = settings.queued_batches
-    shared = queued * costs.batch_bytes
-    method = settings.multiprocessing_context or machine.start_method
-    per_worker = WORKER_BYTES.get(method, WORKER_BYTES["spawn"]) + costs.batch_bytes
-    pinned = shared if settings.pin_memory else 0
-    return {
-        "memory_bytes": settings.num_workers * per_worker + shared + pinned,
-        "shared_memory_bytes": shared,
-        "open_files": queued * costs.tensors + settings.num_workers * FILES_PER_WORKER,
-    }
+    costs = costs.for_batch_size(settings.batch_size)
+    bound = max(step_bounds(costs, settings, step_s, machine).values())
+    return max(bound, _uneven_s(costs, settings, step_s, machine), 1e-9)
+
+
+def _uneven_s(
+    costs: BatchCosts, settings: LoaderSettings, step_s: float, machine: Machine
+) -> float:
+    """Seconds a step takes where batches differ more than the queue hides; 0 where they do not."""
+    spread = costs.batch_factors
+    if spread is None or settings.num_workers == 0 or float(np.std(spread)) < UNEVEN:
+        return 0.0
+    # every size of batch as often as it was seen, in an order that does not follow the size
+    factors = np.quantile(spread, (np.arange(PLAYED_BATCHES) + 0.5) / PLAYED_BATCHES)
+    factors = np.random.default_rng(0).permutation(
+        factors * float(np.mean(spread) / factors.mean())
+    )
+    played = simulate_timeline(
+        costs,
+        settings,
+        step_s=step_s,
+        machine=machine,
+        batches=PLAYED_BATCHES,
+        batch_factors=factors,
+    )
+    ended = played["step_ended_s"].to_numpy()
+    begun = PLAYED_BATCHES // 4  # the first batches come from all workers at once
+    return float(ended[-1] - ended[begun]) / (PLAYED_BATCHES - 1 - begun)
+
+
+def _error(
+    costs: BatchCosts, settings: LoaderSettings, machine: Machine, here: Machine, limit: str
+) -> float:
+    """Standard error of a predicted step time, as a share."""
+    if limit == "compute":
+        return STEP_ERROR
+    parts = [SAME_ERROR, costs.error_share]
+    if settings.num_workers > max(costs.crowd, 1):
+        parts.append(FURTHER_ERROR)
+    if settings.batch_size is not None:
+        parts.append(RESIZED_ERROR * abs(float(np.log2(settings.batch_size / costs.batch_size))))
+    if machine.usable_cpus != here.usable_cpus or machine.platform != here.platform:
+        parts.append(ELSEWHERE_ERROR)
+    return float(np.hypot.reduce(parts))
 
 
 def simulate_timeline(
@@ -283,7 +252,7 @@ def simulate_timeline(
     Args:
         costs: What a batch costs.
         settings: Workers, prefetch and order.
-        step_s: Seconds of a train step.
+        step_s: Seconds of a train step when data is free.
         machine: CPUs; more work than CPUs slows all workers down alike.
         batches: How many batches to play.
         startup_s: Seconds until the workers begin.
@@ -315,9 +284,10 @@ def _play_alone(
     startup_s: float,
 ) -> list[tuple[float, ...]]:
     rows: list[tuple[float, ...]] = []
+    alone = step_bounds(costs, settings, 0.0, machine)["loading"]
     now = startup_s
     for number, factor in enumerate(factors):
-        ready = now + factor * (costs.cpu_s + costs.wait_s)
+        ready = now + factor * alone
         rows.append((number, -1, now, ready, now, ready, ready + step_s))
         now = ready + step_s
     return rows
@@ -333,7 +303,8 @@ def _play_workers(
 ) -> list[tuple[float, ...]]:
     workers, queue = settings.num_workers, settings.queued_batches
     bounds = step_bounds(costs, settings, step_s, machine)
-    slowdown = max(1.0, bounds["cpu"] / max(bounds["workers"], 1e-12))
+    batch_s = max(bounds["workers"], bounds["cpu"]) * workers  # a lack of CPUs slows all alike
+    busy_s = step_s + costs.handover_s
     free = [startup_s] * workers
     under_way: dict[int, tuple[float, float]] = {}
     rows: list[tuple[float, ...]] = []
@@ -342,7 +313,7 @@ def _play_workers(
     def begin(number: int, at: float) -> None:
         worker = number % workers
         begun = max(free[worker], at)
-        free[worker] = begun + factors[number] * costs.batch_s * slowdown
+        free[worker] = begun + factors[number] * batch_s
         under_way[number] = (begun, free[worker])
 
     for number in range(min(queue, len(factors))):
@@ -354,9 +325,9 @@ def _play_workers(
         )
         begun, ready = under_way.pop(number)
         step_begun = max(now, ready)
-        rows.append((number, number % workers, begun, ready, now, step_begun, step_begun + step_s))
+        rows.append((number, number % workers, begun, ready, now, step_begun, step_begun + busy_s))
         if following < len(factors):
             begin(following, step_begun)
             following += 1
-        now = step_begun + step_s
+        now = step_begun + busy_s
     return rows

@@ -23,6 +23,7 @@ class Observed:
             too few did.
         sampler_s: Seconds for choosing the samples of one batch.
         worker_growth, main_growth: Growth of memory; None with too few readings.
+        worker_bytes: Private memory of one worker at the end; None where it was not read.
     """
 
     blocked_share: float | None = None
@@ -30,6 +31,7 @@ class Observed:
     sampler_s: float | None = None
     worker_growth: Growth | None = None
     main_growth: Growth | None = None
+    worker_bytes: int | None = None
 
 
 class Observer:
@@ -71,6 +73,7 @@ class Observer:
             sampler_s=sampler_s,
             worker_growth=self.memory.workers.growth(),
             main_growth=self.memory.main.growth(),
+            worker_bytes=self.memory.worker_bytes,
         )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dataloading.model import BatchCosts, predict_dataloader
+from dataloading.batch_costs import BatchCosts
+from dataloading.model import predict_dataloader
 from dataloading.plot_style import (
     ACCENT,
     KINDS,

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dataloading.arguments import check_amount, check_int
+from dataloading.batch_costs import BatchCosts
+from dataloading.budgets import over_budget
 from dataloading.codes import Finding
 from dataloading.diagnosis import Diagnosis
 from dataloading.evidence import Evidence
 from dataloading.machine import Machine
 from dataloading.model import (
-    BatchCosts,
     Prediction,
     predict_dataloader,
-    resource_needs,
     step_bounds,
 )
-from dataloading.results import Result, format_bytes, format_share
+from dataloading.results import Result, format_share
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
 from dataloading.setup_rules import pins_memory
 from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
@@ -283,45 +283,6 @@ def _fit(
             f"{settings.queued_batches} batches ready; more would add slack, not rate"
         )
     return settings
-
-
-def over_budget(
-    settings: LoaderSettings, costs: BatchCosts, machine: Machine, fraction: float = 0.8
-) -> str | None:
-    """Say which budget of the machine a setting would overrun, or None when it fits.
-
-    Args:
-        settings: Workers, prefetch and pinning.
-        costs: Size of a batch.
-        machine: What is free.
-        fraction: Share of it that may be used.
-
-    Returns:
-        A sentence with need and budget, or None.
-
-    Example:
-        >>> costs = BatchCosts(0, 0, 0, batch_size=64, batch_bytes=9_630_000, tensors=1)
-        >>> small = Machine(usable_cpus=8, shared_memory_free_bytes=64 * 2**20)
-        >>> over_budget(LoaderSettings(num_workers=2, prefetch_factor=2), costs, small) is None
-        True
-        >>> over_budget(LoaderSettings(num_workers=3, prefetch_factor=2), costs, small)
-        'needs 55.1 MiB of shared memory, and 80 % of what is free is 51.2 MiB'
-    """
-    needs = resource_needs(costs, settings, machine)
-    budgets = (
-        ("memory_bytes", machine.available_memory_bytes, "memory"),
-        ("shared_memory_bytes", machine.shared_memory_free_bytes, "shared memory"),
-    )
-    for name, free, what in budgets:
-        if free is not None and needs[name] > fraction * free:
-            return (
-                f"needs {format_bytes(needs[name])} of {what}, and {format_share(fraction)} of what is free is "
-                f"{format_bytes(fraction * free)}"
-            )
-    limit = machine.open_files_limit
-    if limit is not None and needs["open_files"] > fraction * limit:
-        return f"needs {needs['open_files']} open files, and the limit is {limit}"
-    return None
 
 
 def _choose_pinning(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dataloading.batch_costs import BatchCosts
 from dataloading.codes import Finding, finding
 from dataloading.evidence import FEWEST_STEPS, Evidence
 from dataloading.machine import Machine
-from dataloading.model import BatchCosts, step_bounds
+from dataloading.model import step_bounds
 from dataloading.results import format_ratio, format_seconds, format_share, format_value
 from dataloading.settings import LoaderSettings
 from dataloading.setup_rules import SHARE_ADVICE

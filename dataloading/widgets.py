@@ -12,7 +12,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dataloading.model import BatchCosts, Prediction, predict_dataloader
+from dataloading.batch_costs import BatchCosts
+from dataloading.model import Prediction, predict_dataloader
 from dataloading.plot_style import PAD_IN, WIDTH_IN, render_png
 from dataloading.results import format_bytes, format_value
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings

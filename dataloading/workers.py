@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from dataloading.batch_costs import BatchCosts
 from dataloading.machine import Machine
-from dataloading.model import BatchCosts, step_bounds
+from dataloading.model import step_bounds
 from dataloading.settings import LoaderSettings
 
 GOOD_ENOUGH = 1.02  # the smallest number of workers within 2 % of the best

@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from dataloading.batch_costs import BatchCosts
 from dataloading.machine import Machine
-from dataloading.model import BatchCosts, predict_dataloader, simulate_timeline, step_bounds
+from dataloading.model import predict_dataloader, simulate_timeline, step_bounds
 from dataloading.settings import LoaderSettings
 
 TWO = Machine(usable_cpus=2, start_method="fork")

@@ -14,12 +14,13 @@ import pandas as pd
 import pytest
 
 from dataloading import plots
+from dataloading.batch_costs import BatchCosts
 from dataloading.comparison import Comparison, judge_pairs
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
-from dataloading.model import BatchCosts, simulate_timeline
+from dataloading.model import simulate_timeline
 from dataloading.plot_style import KINDS, render_png
 from dataloading.profiling import SampleProfile
 from dataloading.scaling import ScalingFit

@@ -8,10 +8,11 @@ from evidence_made_up import COMPUTING, WAITING, loop
 from torch.utils.data import DataLoader
 
 from dataloading.accelerators import Accelerator
+from dataloading.batch_costs import BatchCosts
+from dataloading.budgets import over_budget, resource_needs
 from dataloading.diagnosis import diagnose
 from dataloading.machine import Machine
-from dataloading.model import BatchCosts, resource_needs
-from dataloading.recommendation import over_budget, recommend_settings
+from dataloading.recommendation import recommend_settings
 from dataloading.settings import LoaderSettings
 from dataloading.wording import predicted_gain
 from dataloading.workers import best_workers, busy_worker_cap, worker_cap
