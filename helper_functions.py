@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader
 from dataloading.arguments import check_loader, check_seconds, check_train_step
 from dataloading.arms import gather_evidence, measure_arms, profile_or_reason
 from dataloading.audit import SampleAudit, check_samples
+from dataloading.batch_costs import BatchCosts
+from dataloading.batch_sizes import BatchSizeSearch, find_batch_sizes
 from dataloading.codes import Finding
 from dataloading.comparison import Comparison, compare_dataloaders
 from dataloading.course import (
@@ -35,18 +37,24 @@ from dataloading.course import (
     walk_through_dir,
 )
 from dataloading.diagnosis import Diagnosis, diagnose, failed_diagnosis
+from dataloading.drift import Drift, find_drift
+from dataloading.history import RunRecord, read_runs, record_run
 from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine, inspect_machine
 from dataloading.model import Prediction, predict_dataloader
 from dataloading.monitoring import monitor_resources
 from dataloading.preflight_rules import check_dataloader
+from dataloading.probing import measure_batch_costs
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.recommendation import Recommendation, recommend_settings
+from dataloading.regression import RunTrend, find_regression
 from dataloading.repeatability import StreamComparison, compare_streams
 from dataloading.scaling import ScalingFit, measure_scaling
 from dataloading.settings import LoaderSettings, rebuild_dataloader
 from dataloading.timing import TrainStep, measure_dataloader
 from dataloading.train_steps import make_train_step, simulated_train_step
+from dataloading.training_tuner import TrainingTuner, tune_while_training
+from dataloading.tuning import TuningResult, tune_dataloader
 from dataloading.watching import watch_dataloader
 
 if TYPE_CHECKING:
@@ -54,12 +62,14 @@ if TYPE_CHECKING:
         plot_ceilings,
         plot_comparison,
         plot_gpu_curve,
+        plot_history,
         plot_memory,
         plot_resources,
         plot_sample_stages,
         plot_scaling,
         plot_time_split,
         plot_timeline,
+        plot_tuning,
         plot_waits,
         plot_worker_curve,
     )
@@ -67,18 +77,25 @@ if TYPE_CHECKING:
     from dataloading.widgets import explore_settings, live_monitor
 
 __all__ = [
+    "BatchCosts",
+    "BatchSizeSearch",
     "Comparison",
     "Diagnosis",
+    "Drift",
     "Finding",
     "LoaderSettings",
     "LoaderTiming",
     "Machine",
     "Prediction",
     "Recommendation",
+    "RunRecord",
+    "RunTrend",
     "SampleAudit",
     "SampleProfile",
     "ScalingFit",
     "StreamComparison",
+    "TrainingTuner",
+    "TuningResult",
     "accuracy_fn",
     "check_dataloader",
     "check_samples",
@@ -87,9 +104,13 @@ __all__ = [
     "diagnose_dataloader",
     "download_data",
     "explore_settings",
+    "find_batch_sizes",
+    "find_drift",
+    "find_regression",
     "inspect_machine",
     "live_monitor",
     "make_train_step",
+    "measure_batch_costs",
     "measure_dataloader",
     "measure_scaling",
     "monitor_resources",
@@ -97,6 +118,7 @@ __all__ = [
     "plot_comparison",
     "plot_decision_boundary",
     "plot_gpu_curve",
+    "plot_history",
     "plot_loss_curves",
     "plot_memory",
     "plot_predictions",
@@ -105,17 +127,22 @@ __all__ = [
     "plot_scaling",
     "plot_time_split",
     "plot_timeline",
+    "plot_tuning",
     "plot_waits",
     "plot_worker_curve",
     "pred_and_plot_image",
     "predict_dataloader",
     "print_train_time",
     "profile_samples",
+    "read_runs",
     "rebuild_dataloader",
     "recommend_settings",
+    "record_run",
     "set_seeds",
     "simulated_train_step",
     "text_report",
+    "tune_dataloader",
+    "tune_while_training",
     "walk_through_dir",
     "watch_dataloader",
     "write_html_report",

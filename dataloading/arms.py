@@ -113,7 +113,7 @@ def measure_arms(
             return Arms(real, None, None, None, None, real.notes)
         if train_step is None:
             return Arms(real, None, real, _one_worker(dataloader, seconds, progress, notes), None)
-        replay, step_cpu_s = _replay(keeper.batch, train_step, seconds * REPLAY_SHARE)
+        replay, step_cpu_s = replay_batch(keeper.batch, train_step, seconds * REPLAY_SHARE)
         alone = _alone(dataloader, seconds * ALONE_SHARE, progress, notes)
         one_worker = _one_worker(dataloader, seconds, progress, notes)
     return Arms(real, replay, alone, one_worker, step_cpu_s, tuple(notes))
@@ -134,7 +134,8 @@ class BatchKeeper:
             self.train_step(batch)
 
 
-def _replay(batch: Any, train_step: TrainStep, seconds: float) -> tuple[LoaderTiming, float]:
+def replay_batch(batch: Any, train_step: TrainStep, seconds: float) -> tuple[LoaderTiming, float]:
+    """Train on one batch again and again; returns the timing and the CPU seconds of a step."""
     calls = 0
 
     def counted(one: Any) -> None:

@@ -35,6 +35,7 @@ class BatchCosts(Result):
         batch_factors: Batch times over their mean, in the order they came; shape (batches,).
         worker_bytes: Private memory of a worker that has loaded some batches; None where unknown.
         start_method: How the workers started that these costs were seen in.
+        cpus: Usable CPUs where they were seen; None where unknown.
         worker_start_s: Starting one more worker; None where unknown.
         error_share: Standard error of these costs, as a share.
     """
@@ -54,6 +55,7 @@ class BatchCosts(Result):
     batch_factors: np.ndarray | None = None
     worker_bytes: int | None = None
     start_method: str | None = None
+    cpus: float | None = None
     worker_start_s: float | None = None
     error_share: float = PROFILE_ERROR
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataloading.pinning import PINNING_KINDS
+
 MAX_DEPTH = 8  # a batch nested deeper than this is not a batch
 PLAIN = (str, bytes, int, float)  # a list that begins with one of these holds no tensors
 ARRAYS = (torch.Tensor, np.ndarray)
@@ -169,12 +171,15 @@ def move_to(batch: Any, device: torch.device, *, non_blocking: bool = True) -> A
     """Copy the tensors of a batch to a device; every container keeps its type.
 
     An object with a `to` method (a batch class of one's own, a `BatchEncoding`) moves itself;
-    anything else stays as it is.
+    anything else stays as it is. Only copies to accelerators that run in the order of a stream are
+    not waited for: elsewhere a tensor could be read before it is there (pytorch issues 139550 and
+    189690 for MPS).
     """
+    ordered = non_blocking and device.type in PINNING_KINDS
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, non_blocking=non_blocking)
+            return leaf.to(device, non_blocking=ordered)
         return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
 
     return _rebuilt(batch, move, whole=lambda part: callable(getattr(part, "to", None)))

@@ -143,8 +143,7 @@ def predict_dataloader(
     Explained in: notebook 00
     """
     check_amount("step_s", step_s)
-    here = inspect_machine()
-    machine = machine or here
+    machine = machine or inspect_machine()
     costs = BatchCosts.of(profile) if isinstance(profile, SampleProfile) else profile
     for name, value, kind in (
         ("a SampleProfile from profile_samples", costs, BatchCosts),
@@ -157,7 +156,7 @@ def predict_dataloader(
     bounds = step_bounds(costs, settings, step_s, machine)
     limit = max(bounds, key=lambda part: bounds[part])
     seconds = step_seconds(costs, settings, step_s, machine)
-    error = NINETY * _error(asked, settings, machine, here, limit)
+    error = NINETY * _error(asked, settings, machine, limit)
     low, high = max(seconds / (1 + error), step_s, 1e-9), seconds * (1 + error)
     needs = resource_needs(costs, settings, machine)
     memory, spread = needs["memory_bytes"], WEIGHED_ERROR if costs.worker_bytes else MEMORY_ERROR
@@ -218,9 +217,7 @@ def _uneven_s(
     return float(ended[-1] - ended[begun]) / (PLAYED_BATCHES - 1 - begun)
 
 
-def _error(
-    costs: BatchCosts, settings: LoaderSettings, machine: Machine, here: Machine, limit: str
-) -> float:
+def _error(costs: BatchCosts, settings: LoaderSettings, machine: Machine, limit: str) -> float:
     """Standard error of a predicted step time, as a share."""
     if limit == "compute":
         return STEP_ERROR
@@ -229,7 +226,7 @@ def _error(
         parts.append(FURTHER_ERROR)
     if settings.batch_size is not None:
         parts.append(RESIZED_ERROR * abs(float(np.log2(settings.batch_size / costs.batch_size))))
-    if machine.usable_cpus != here.usable_cpus or machine.platform != here.platform:
+    if costs.cpus is not None and costs.cpus != machine.cpus_per_rank:
         parts.append(ELSEWHERE_ERROR)
     return float(np.hypot.reduce(parts))
 

@@ -29,9 +29,11 @@ from dataloading.plot_style import (
 )
 from dataloading.plots_ceilings import measured_rate, plot_ceilings
 from dataloading.plots_comparison import plot_comparison
+from dataloading.plots_history import plot_history
 from dataloading.plots_resources import plot_gpu_curve, plot_memory, plot_resources
 from dataloading.plots_scaling import plot_scaling
 from dataloading.plots_timeline import plot_timeline
+from dataloading.plots_tuning import plot_tuning
 from dataloading.plots_workers import plot_worker_curve
 from dataloading.results import format_seconds, format_share, format_value
 
@@ -47,12 +49,14 @@ __all__ = [
     "plot_ceilings",
     "plot_comparison",
     "plot_gpu_curve",
+    "plot_history",
     "plot_memory",
     "plot_resources",
     "plot_sample_stages",
     "plot_scaling",
     "plot_time_split",
     "plot_timeline",
+    "plot_tuning",
     "plot_waits",
     "plot_worker_curve",
 ]

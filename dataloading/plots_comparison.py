@@ -19,8 +19,10 @@ from dataloading.plot_style import (
     write,
 )
 from dataloading.results import format_ratio
+from dataloading.storage_reads import FROM_STORAGE
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
     from dataloading.comparison import Comparison
@@ -31,7 +33,8 @@ TALLEST_IN = 6.0  # many pairs share this height
 def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
     """Draw each pair of blocks as two connected dots, and below them the ratio with its interval.
 
-    Pairs stand in the order in which they were run, so that a drift of the machine shows.
+    Pairs stand in the order in which they were run, so that a drift of the machine shows; those that
+    read from storage are marked.
 
     Args:
         comparison: What `compare_dataloaders` found.
@@ -44,13 +47,11 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
     """
     pairs = comparison.pairs
     ax = axes_for(ax, min(1.9 + 0.5 * ROW_IN * len(pairs), TALLEST_IN))
-    if comparison.ratio is None or not {"before_samples_per_s", "after_samples_per_s"} <= set(
-        pairs
-    ):
+    rates = _rates(pairs)
+    if comparison.ratio is None or rates is None:
         reason = "; ".join(comparison.notes) or "the rates of its blocks are not known"
         return say_instead(ax, f"Before and after: {comparison.verdict}", reason)
-    before = pairs["before_samples_per_s"].to_numpy(dtype=float)
-    after = pairs["after_samples_per_s"].to_numpy(dtype=float)
+    before, after, unit = rates
     rows = np.arange(1, len(pairs) + 1)
     _, soft = inks(ax)
     ax.hlines(
@@ -101,22 +102,45 @@ def plot_comparison(comparison: Comparison, ax: Axes | None = None) -> Axes:
         fontweight="bold",
     )
     ax.set_ylim(bottom + 2.4, 0.2)
-    margin = 0.06 * (right - left) or 0.1 * right
+    margin = 0.06 * (right - left) if right - left > 1e-6 * right else 0.1 * right
     ax.set_xlim(max(0.0, left - margin), right + margin)
     every = max(1, round(len(pairs) / 12))
     shown = rows[::every]
     ax.set_yticks(
         [*shown, bottom],
         [
-            *(f"pair {n}" for n in shown),
+            *(f"pair {n}{_storage_mark(pairs, n)}" for n in shown),
             "ratio and\n95 % interval" if comparison.interval else "ratio",
         ],
     )
     for label in ax.get_yticklabels()[:-1]:
         label.set_fontsize(SMALL_SIZE)
-    dress(ax, title=f"Before and after: {_verdict(comparison)}", xlabel="samples/s")
+    dress(ax, title=f"Before and after: {_verdict(comparison)}", xlabel=unit)
     legend_below(ax)
     return ax
+
+
+def _rates(pairs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, str] | None:
+    """Rates before and after with their unit; None where they are not known.
+
+    Training functions that count no samples are shown by their calls.
+    """
+    for columns, power, unit in (
+        (("before_samples_per_s", "after_samples_per_s"), 1, "samples/s"),
+        (("before_step_s", "after_step_s"), -1, "calls/s"),
+    ):
+        if set(columns) <= set(pairs):
+            before, after = (pairs[name].to_numpy(dtype=float) ** power for name in columns)
+            if np.isfinite(before).all() and np.isfinite(after).all():
+                return before, after, unit
+    return None
+
+
+def _storage_mark(pairs: pd.DataFrame, number: int) -> str:
+    """What to write behind a pair whose files were not all in the page cache."""
+    names = [name for name in ("before_storage_share", "after_storage_share") if name in pairs]
+    shares = pairs[names].iloc[number - 1].to_numpy(dtype=float)
+    return " (storage)" if bool((shares > FROM_STORAGE).any()) else ""
 
 
 def _ratio_text(comparison: Comparison) -> str:

@@ -17,8 +17,9 @@ from dataloading.machine import Machine, inspect_machine
 from dataloading.making import MakeDataLoader, Maker
 from dataloading.model import step_seconds
 from dataloading.profiling import profile_samples
+from dataloading.progress import TimeBar, time_bar
 from dataloading.settings import LoaderSettings
-from dataloading.timing import measure_dataloader
+from dataloading.timing import TrainStep, measure_dataloader
 from dataloading.train_steps import simulated_train_step
 from dataloading.watchdog import ProbeTimeout, loader_warnings_hidden
 
@@ -54,13 +55,20 @@ def measure_batch_costs(
     check_seconds(seconds)
     maker = Maker.of(dataloader)
     machine = inspect_machine()
-    seen = _Sizes()
+    with time_bar(seconds, "Probing the loader", progress) as bar:
+        return probe(maker, machine, seconds, bar)
 
-    def run(workers: int, share: float, step: Any = None) -> LoaderTiming:
+
+def probe(maker: Maker, machine: Machine, seconds: float, bar: TimeBar) -> BatchCosts:
+    """The same, under somebody else's progress bar."""
+    seen = _Sizes(bar)
+
+    def run(workers: int, share: float, step_s: float = 0.0) -> LoaderTiming:
         settings = maker.settings.changed(num_workers=workers, persistent_workers=workers > 0)
+        seen.step = simulated_train_step(step_s) if step_s else None
         with loader_warnings_hidden():
             return measure_dataloader(
-                maker.make(settings), step or seen, seconds=share * seconds, progress=progress
+                maker.make(settings), seen, seconds=share * seconds, progress=False
             )
 
     alone = run(0, NONE_SHARE)
@@ -73,6 +81,7 @@ def measure_batch_costs(
         tensors=seen.tensors,
         alone_s=alone.period_s,
         start_method=maker.settings.multiprocessing_context or machine.start_method,
+        cpus=machine.cpus_per_rank,
         error_share=_error(alone),
     )
     one = run(1, ONE_SHARE)
@@ -83,15 +92,26 @@ def measure_batch_costs(
     crowd = _crowd(costs, maker.settings, machine)
     if crowd < 2:
         return costs
-    return _with_crowd(costs, run(crowd, CROWD_SHARE), crowd, machine)
+    try:
+        many = run(crowd, CROWD_SHARE)
+    except (ProbeTimeout, RuntimeError, OSError, MemoryError):
+        return costs  # what one worker costs is known; whoever tries several will see
+    return costs if many.failure else _with_crowd(costs, many, crowd, machine)
 
 
 class _Sizes:
-    """A train step that does nothing but look at the size of the first batch."""
+    """A train step that looks at the size of the first batch, and waits where it is told to."""
 
     samples = bytes = tensors = 0
+    step: TrainStep | None = None
+
+    def __init__(self, bar: TimeBar) -> None:
+        self.bar = bar
 
     def __call__(self, batch: Any) -> None:
+        self.bar.update()
+        if self.step is not None:
+            self.step(batch)
         if not self.samples:
             self.samples = count_samples(batch)
             self.bytes, self.tensors = batch_bytes(batch), count_tensors(batch)
@@ -128,9 +148,8 @@ def _cpu_share(loader: DataLoader) -> float | None:
 
 def _with_handover(costs: BatchCosts, run: Any, one: LoaderTiming) -> BatchCosts:
     """What it takes to get a batch that stands ready."""
-    step = simulated_train_step(SLACK * float(np.percentile(one.total_s, 90)))
     try:
-        slow = run(1, HANDOVER_SHARE, step)
+        slow = run(1, HANDOVER_SHARE, SLACK * float(np.percentile(one.total_s, 90)))
     except ProbeTimeout:
         return costs
     handover_s = slow.observed.handover_s if slow.observed is not None else None

@@ -121,12 +121,12 @@ def recommend_settings(
     reasons: dict[str, str] = {}
     if costs is None or step_s is None:
         reasons["num_workers"] = "kept: what a batch costs was not measured"
-        chosen = present
+        chosen = _choose_pinning(present, machine, reasons)
     else:
         chosen = _choose_workers(diagnosis, present, costs, step_s, machine, reasons, epochs)
         chosen = _keep_samples_single(chosen, evidence, reasons, refused)
+        chosen = _choose_pinning(chosen, machine, reasons)  # pinned batches count twice
         chosen = _fit(chosen, costs, machine, memory_fraction, reasons, refused)
-    chosen = _choose_pinning(chosen, machine, reasons)
     chosen = _choose_persistence(chosen, epochs, reasons)
     predicted = gain = None
     if costs is not None and step_s is not None and diagnosis.verdict != "inconclusive":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataloading.codes import Finding, finding
 from dataloading.evidence import Evidence
 from dataloading.machine import Machine
+from dataloading.pinning import PINNING_KINDS
 
 
 def invalid_settings_rule(evidence: Evidence, machine: Machine) -> Finding | None:
@@ -44,7 +45,7 @@ def copies_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 
 def pins_memory(machine: Machine) -> bool:
     """Whether an accelerator here copies from pinned memory."""
-    return any(a.kind in ("cuda", "xpu") for a in machine.accelerators)
+    return any(a.kind in PINNING_KINDS for a in machine.accelerators)
 
 
 def pin_rule(evidence: Evidence, machine: Machine) -> Finding | None:

@@ -158,12 +158,16 @@ def open_iterator(dataloader: Any) -> Iterator[Any]:
 def _hush_half_made(error: BaseException) -> None:
     """Tell the iterator whose constructor failed that there is nothing to shut down any more.
 
-    Its `__del__` expects a whole iterator, and would print an `AttributeError`.
+    Its `__del__` expects a whole iterator, and would print an `AttributeError`. Its queues have
+    threads, which would live as long as the error is kept.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         half_made: Any = frame.f_locals.get("self")
         if hasattr(half_made, "_shutdown_workers"):
             half_made._shutdown = True
+            for queue in getattr(half_made, "_index_queues", ()):
+                queue.cancel_join_thread()
+                queue.close()
 
 
 def close_iterator(iterator: Any) -> None:

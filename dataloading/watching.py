@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import statistics
+import sys
 import time
+import uuid
+import warnings
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from dataloading.arguments import check_loader
 from dataloading.batches import SampleCounter
 from dataloading.diagnosis import Diagnosis, diagnose
+from dataloading.drift import FEWEST_VALUES, LEAST_TOTAL, find_drift
 from dataloading.evidence import Evidence
+from dataloading.history import OngoingRun
 from dataloading.kept_workers import count_replaced
 from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.machine import inspect_machine
@@ -23,6 +32,7 @@ from dataloading.settings import LoaderSettings, ineffective_options
 WATCHED = "watched"  # the kind of the waits that ranks tell one another
 STEPS_AT_ONCE = 200  # steps between two updates of the log
 STEPS_KEPT = 20_000  # per loader; a run of days must not fill the memory with its own timings
+EPOCHS_KEPT = 30  # for their trend
 
 
 @dataclass
@@ -61,9 +71,14 @@ class WatchedLoader:
     It answers for the loader in every other way: `len`, attributes, `set_epoch`.
     """
 
-    def __init__(self, dataloader: Any, *, report: bool = True) -> None:
+    def __init__(
+        self, dataloader: Any, *, history: OngoingRun | None = None, report: bool = True
+    ) -> None:
         self._loader = dataloader
         self._report = report
+        self._history = history
+        self.run_id = uuid.uuid4().hex if history is None else history.run_id
+        self._sample_s: deque[float] = deque(maxlen=EPOCHS_KEPT)  # seconds a sample, each epoch
         self._log = StepLog()
         self._epochs = self._replaced = 0
         self._totals: dict[int, EpochTotals] = {}  # of the epochs under way
@@ -74,7 +89,7 @@ class WatchedLoader:
         self._epochs += 1
         self._totals[epoch] = EpochTotals()
         count = SampleCounter(batched=getattr(self._loader, "batch_sampler", True) is not None)
-        ended = False
+        ended = failed = False
         asked = clock()
         try:
             for batch in self._loader:  # as little as possible in here: it costs the loop
@@ -88,9 +103,16 @@ class WatchedLoader:
                     self._keep_steps()
                     asked = clock()
             ended = True
+        except GeneratorExit:  # the loop broke off
+            raise
+        except BaseException:
+            failed = True
+            raise
         finally:
             self._keep_steps()
             self._end_epoch(epoch, self._totals.pop(epoch), ended)
+            if not failed:
+                self._record()
 
     def _keep_steps(self) -> None:
         """Take the latest steps into the log and the sums of their epochs."""
@@ -109,10 +131,43 @@ class WatchedLoader:
         self._replaced = count_replaced(self._loader)
         if ended:
             self._log.steps_per_epoch = seen.steps
+            self._sample_s.append(max(seen.wait_s + seen.step_s, 1e-9) / max(seen.samples, 1))
         tell_wait(WATCHED, seen.wait_s / seen.steps)
         if self._report:
             again = "; its persistent workers are new: keep one loader for all epochs"
-            print(f"epoch {epoch}: {seen.line()}{again if self._replaced else ''}")
+            slower = self._slower_epochs()
+            print(
+                f"epoch {epoch}: {seen.line()}{again if self._replaced else ''}"
+                f"{f'; {slower}' if slower else ''}"
+            )
+
+    def _slower_epochs(self) -> str | None:
+        """That each epoch takes longer than the one before, where it does.
+
+        Seconds a sample are compared, so that epochs of different lengths are alike.
+        """
+        costs = list(self._sample_s)
+        if len(costs) < FEWEST_VALUES:
+            return None
+        half = len(costs) // 2
+        if statistics.median(costs[half:]) < (1 + LEAST_TOTAL) * statistics.median(costs[:half]):
+            return None  # as nearly always; so scipy need not be imported into the training
+        drift = find_drift(costs, each="epoch")
+        if drift.verdict != "rising":
+            return None
+        return f"epochs get slower, time for a sample {drift.summary()}"
+
+    def _record(self) -> None:
+        """Append a line to the history, and tell if the run is slower than earlier ones."""
+        if self._history is None or not self._log.epoch or sys.is_finalizing() or not _is_first():
+            return
+        try:
+            run = self._history.record(self, self._epochs)
+        except (OSError, ValueError) as error:  # training goes on without its history
+            warnings.warn(f"The history was not written: {error}", RuntimeWarning, stacklevel=2)
+            return
+        if self._report and (run.is_regression or run.is_drifting):
+            print(f"history: {run.summary()}")
 
     def _note_first_batch(self, wait_s: float, epoch: int) -> None:
         if epoch == 0:
@@ -132,7 +187,7 @@ class WatchedLoader:
             raise ValueError("Nothing was watched yet: iterate over the loader first.")
         loader = self._loader
         settings = LoaderSettings.of(loader) if isinstance(loader, DataLoader) else None
-        return self._log.timing(settings=settings)
+        return self._log.timing(settings=settings, note=self._slower_epochs())
 
     def diagnosis(self) -> Diagnosis:
         """Judge what was seen, without any extra run.
@@ -188,22 +243,44 @@ class WatchedLoader:
         return f"watched {type(self._loader).__name__} ({len(self._log.epoch)} steps seen)"
 
 
-def watch_dataloader(dataloader: Any, *, report: bool = True) -> WatchedLoader:
+def _is_first() -> bool:
+    """Whether this process is rank 0, or the only one: ranks are one run, and not several."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def watch_dataloader(
+    dataloader: Any,
+    *,
+    history: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    report: bool = True,
+) -> WatchedLoader:
     """Watch a loader in your own training loop: `for batch in watch_dataloader(loader):`.
 
     Watching sees waiting and the rest of the loop; it cannot tell training from other work in it.
     It keeps everything as it is: the loader is iterated as your loop would, nothing is
     synchronised, and each step costs a few clock readings.
 
+    With a `history`, the run so far is appended to that file whenever an epoch ends, or is left by
+    `break`: a run that dies keeps what it had, and `read_runs` shows the latest line of each run.
+    Earlier runs are compared as they were after as many epochs, and a slower run is told. In a
+    distributed job, rank 0 writes. A history that cannot be written later on is warned of; training
+    goes on.
+
     Args:
         dataloader: A `DataLoader`, or anything that yields batches.
-        report: Print one line per epoch: rate, share of time waiting, worst wait.
+        history: File to append the run to, as `record_run` does; None keeps none.
+        name: What is run, for the history; name the loaders for training and testing apart.
+        report: Print one line per epoch: rate, share of time waiting, worst wait; and whether
+            epochs get slower, or the run is slower than earlier ones.
 
     Returns:
         The loader, watched; `.timing` and `.diagnosis()` tell what was seen.
 
     Raises:
-        TypeError: The argument cannot be iterated.
+        TypeError: The argument cannot be iterated, or `history` is no path.
+        ValueError: `history` is a file that is no history, or `name` comes without a history.
+        OSError: `history` cannot be a file: it is a folder, or lies in none.
 
     Example:
         >>> loader = watch_dataloader(DataLoader(range(100), batch_size=10), report=False)
@@ -215,4 +292,7 @@ def watch_dataloader(dataloader: Any, *, report: bool = True) -> WatchedLoader:
     Explained in: notebook 01
     """
     check_loader(dataloader)
-    return WatchedLoader(dataloader, report=report)
+    if history is None and name is not None:
+        raise ValueError(f"name={name!r} is for a history; give history= too.")
+    ongoing = None if history is None else OngoingRun(history, name)
+    return WatchedLoader(dataloader, history=ongoing, report=report)

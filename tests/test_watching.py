@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from workloads import linux_only
 
 from dataloading import watching
+from dataloading.history import read_runs, record_run
 from dataloading.kept_workers import worker_ids
 from dataloading.watchdog import close_iterator
 from dataloading.watching import EpochTotals, watch_dataloader
@@ -20,6 +24,7 @@ from dataloading.watching import EpochTotals, watch_dataloader
 
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
+    importlib.import_module("scipy.stats")  # its import adds warning filters of its own
     yield from workloads.leaves_nothing()
 
 
@@ -198,3 +203,129 @@ def test_a_loader_that_is_kept_keeps_its_workers(capsys: pytest.CaptureFixture[s
     assert "keep one loader" not in capsys.readouterr().out
     for loader in loaders:
         close_iterator(loader._iterator)
+
+
+# ---- over epochs, and over runs ----------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that stands until a test moves `now`."""
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(watching, "time", clock)
+    return clock
+
+
+def run_epochs(watched: Any, clock: SimpleNamespace, seconds: Sequence[float]) -> None:
+    """Train for epochs of 10 batches that take so many seconds each."""
+    for epoch_s in seconds:
+        for _ in watched:
+            clock.now += epoch_s / 10
+
+
+def ten_batches() -> list[torch.Tensor]:
+    return [torch.zeros(4, 2)] * 10
+
+
+def test_a_20_5_epochs_that_get_slower_are_told(
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched = watch_dataloader(ten_batches())
+    run_epochs(watched, clock, [60, 66, 73, 80])
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("get slower" in line for line in lines[:3])
+    assert "epochs get slower, time for a sample rising: +10.1 % per epoch" in lines[3]
+    assert "+10.1 % per epoch" in watched.timing.notes[0]
+    # the rate is that of all epochs, not of a single one
+    assert watched.timing.samples_per_s == pytest.approx(160 / (60 + 66 + 73 + 80), rel=0.02)
+
+
+def test_steady_epochs_and_a_slow_first_one_are_no_trend(
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched = watch_dataloader(ten_batches())
+    run_epochs(watched, clock, [90, 60, 61, 59, 60, 62, 60])
+    assert "get slower" not in capsys.readouterr().out
+    assert watched.timing.notes == ()
+
+
+def test_longer_epochs_are_not_slower_ones(
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = ten_batches()
+    watched = watch_dataloader(batches)
+    for _ in range(6):  # a data set that grows
+        for _ in watched:
+            clock.now += 1
+        batches += ten_batches()
+    assert "get slower" not in capsys.readouterr().out
+
+
+def test_a_history_has_one_row_a_run_and_tells_a_slower_one(
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    for epoch_s in (10.0, 10.1, 9.9, 10.0):
+        run_epochs(
+            watch_dataloader(ten_batches(), history=path, name="train"), clock, [epoch_s] * 2
+        )
+    runs = read_runs(path)
+    assert runs["samples_per_s"].tolist() == pytest.approx([4, 3.96, 4.04, 4], abs=0.01)
+    assert runs["epochs"].tolist() == [2] * 4
+    assert runs["name"].tolist() == ["train"] * 4
+    assert "history" not in capsys.readouterr().out
+    run_epochs(watch_dataloader(ten_batches(), history=path, name="train"), clock, [13.0])
+    out = capsys.readouterr().out
+    assert "history: train: 3.1 samples/s, 23 % slower than the baseline of 4 runs" in out
+
+
+def test_a_loop_that_breaks_off_is_recorded_and_a_failed_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    watched = watch_dataloader(ten_batches(), history=path, report=False)
+    for number, _ in enumerate(watched):
+        if number == 5:
+            break
+    assert len(read_runs(path)) == 1
+    failing = watch_dataloader(DataLoader(workloads.Failing(20)), history=path, report=False)
+    with pytest.raises(KeyError, match="broken sample 5"):
+        train(failing)
+    assert len(read_runs(path)) == 1
+
+
+def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.jsonl"
+    monkeypatch.setattr(watching, "_is_first", lambda: False)
+    train(watch_dataloader(ten_batches(), history=path, report=False))
+    assert not path.exists()
+
+
+def test_training_goes_on_without_its_history(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    watched = watch_dataloader(ten_batches(), history=folder / "runs.jsonl", report=False)
+    folder.rmdir()
+    with pytest.warns(RuntimeWarning, match="The history was not written"):
+        assert len(train(watched)) == 10
+
+
+def test_a_wrong_history_is_refused_before_training(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not a history")
+    with pytest.raises(ValueError, match="is no history"):
+        watch_dataloader(ten_batches(), history=notes)
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        watch_dataloader(ten_batches(), history=tmp_path)
+    with pytest.raises(ValueError, match="give history= too"):
+        watch_dataloader(ten_batches(), name="train")
+
+
+def test_a_watched_loader_may_be_recorded_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    watched = watch_dataloader(ten_batches(), report=False)
+    with pytest.raises(ValueError, match="Nothing was watched yet"):
+        record_run(watched, path)
+    for steps in (9, 19):  # again when it got further
+        train(watched)
+        assert record_run(watched, path).line["steps"] == steps
+        assert read_runs(path)["steps"].tolist() == [steps]
