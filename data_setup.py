@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from dataloading.faults import SlowDataset, burn_cpu
 from dataloading.images import ImageFiles, check_images, image_dataset, load_image
 from dataloading.machine import usable_cpu_count
+from dataloading.rules_of_thumb import HARDWARE_PRESETS, HardwarePreset, rule_of_thumb_workers
 from dataloading.sample_images import create_sample_images
 from dataloading.settings import LoaderSettings
 
@@ -153,27 +154,6 @@ def can_pin_memory(device: torch.device | str | None = None) -> bool:
 
 
 @dataclass(frozen=True)
-class HardwarePreset:
-    """Settings often advised for a kind of machine, as ranges (low, high), to start from.
-
-    Args:
-        cpu_cores: CPU cores of the machine.
-        accelerator: Its GPU.
-        num_workers: Worker processes.
-        batch_size: Samples per batch.
-        pin_memory: Whether to pin batches.
-        prefetch_factor: Batches each worker prepares ahead.
-    """
-
-    cpu_cores: int
-    accelerator: str
-    num_workers: tuple[int, int]
-    batch_size: tuple[int, int]
-    pin_memory: bool
-    prefetch_factor: int
-
-
-@dataclass(frozen=True)
 class ImageRecipe:
     """Settings often advised for a data set, as ranges (low, high), to start from.
 
@@ -195,13 +175,6 @@ class ImageRecipe:
     pin_memory: bool = True
     prefetch_factor: int = 2
 
-
-HARDWARE_PRESETS: Mapping[str, HardwarePreset] = MappingProxyType(
-    {
-        "16-core + A100": HardwarePreset(16, "A100", (8, 12), (64, 128), True, 3),
-        "8-core + RTX 4080": HardwarePreset(8, "RTX 4080", (4, 6), (32, 64), True, 2),
-    }
-)
 
 IMAGE_RECIPES: Mapping[str, ImageRecipe] = MappingProxyType(
     {
@@ -247,37 +220,3 @@ def recipe_settings(
         pin_memory=recipe.pin_memory and can_pin_memory(device),
         prefetch_factor=recipe.prefetch_factor,
     )
-
-
-def rule_of_thumb_workers(
-    cpu_cores: float, batch_size: int, available_memory: float, memory_per_worker: float
-) -> int:
-    """The usual first guess: the least of cores, batch size and the workers that memory holds.
-
-    Args:
-        cpu_cores: CPU cores that may be used.
-        batch_size: Samples per batch.
-        available_memory: Free memory, in any unit.
-        memory_per_worker: Memory that one worker needs, in the same unit.
-
-    Returns:
-        Number of workers, at least 1.
-
-    Raises:
-        ValueError: An argument is zero, negative or not a number.
-
-    Example:
-        >>> rule_of_thumb_workers(16, 64, available_memory=24, memory_per_worker=4)
-        6
-
-    Explained in: notebook 00
-    """
-    for name, value in [
-        ("cpu_cores", cpu_cores),
-        ("batch_size", batch_size),
-        ("available_memory", available_memory),
-        ("memory_per_worker", memory_per_worker),
-    ]:
-        if not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value}.")
-    return max(1, int(min(cpu_cores, batch_size, available_memory / memory_per_worker)))

@@ -29,9 +29,12 @@ class BatchCosts(Result):
         cycle_s: What one worker, alone, needs from one batch to the next; None where it was not
             measured, and is put together from the parts.
         alone_s: The same for the training process without workers.
+        fixed_s: The part of `cycle_s` that does not grow with the batch size.
         crowding: How many times longer a batch takes when all CPUs prepare batches (shared caches,
             memory and hyper-threads).
         crowd: With how many workers that was measured; 0 where it was not.
+        saturated_s: From one batch to the next with twice as many workers, where these are busy
+            rather than waiting: they use what the others leave idle. None where not measured.
         batch_factors: Batch times over their mean, in the order they came; shape (batches,).
         worker_bytes: Private memory of a worker that has loaded some batches; None where unknown.
         start_method: How the workers started that these costs were seen in.
@@ -50,8 +53,10 @@ class BatchCosts(Result):
     handover_s: float = 0.0
     cycle_s: float | None = None
     alone_s: float | None = None
+    fixed_s: float = 0.0
     crowding: float = 1.0
     crowd: int = 0
+    saturated_s: float | None = None
     batch_factors: np.ndarray | None = None
     worker_bytes: int | None = None
     start_method: str | None = None
@@ -94,10 +99,18 @@ class BatchCosts(Result):
             send_s=self.send_s * factor,
             batch_size=batch_size,
             batch_bytes=int(self.batch_bytes * factor),
-            cycle_s=None if self.cycle_s is None else self.cycle_s * factor,
-            alone_s=None if self.alone_s is None else self.alone_s * factor,
+            cycle_s=self._grown(self.cycle_s, factor),
+            alone_s=self._grown(self.alone_s, factor),
+            saturated_s=self._grown(self.saturated_s, factor),
             batch_factors=None if spread is None else 1 + (spread - 1) / np.sqrt(max(1, factor)),
         )
+
+    def _grown(self, seconds: float | None, factor: float) -> float | None:
+        """A time of a batch for so many times as many samples; the fixed part stays."""
+        if seconds is None:
+            return None
+        fixed = min(1.0, self.fixed_s / self.cycle_s) if self.cycle_s else 0.0
+        return seconds * (fixed + (1 - fixed) * factor)
 
     @property
     def batch_s(self) -> float:

@@ -66,8 +66,18 @@ def step_bounds(
     return {
         "compute": step_s + costs.handover_s,
         "workers": costs.batch_s * crowding / workers,
-        "cpu": ((costs.cpu_s + costs.send_s) * crowding + costs.step_cpu_s) / cpus,
+        "cpu": _cpu_s(costs, workers, crowding, cpus) + costs.step_cpu_s / cpus,
     }
+
+
+def _cpu_s(costs: BatchCosts, workers: int, crowding: float, cpus: float) -> float:
+    """Seconds a batch keeps all CPUs busy; as measured where more workers than CPUs were tried."""
+    busy_s = (costs.cpu_s + costs.send_s) * crowding / cpus
+    if costs.saturated_s is None or costs.cpus != cpus or workers <= costs.crowd:
+        return busy_s
+    full_s = costs.batch_s * costs.crowding / costs.crowd
+    share = min(1.0, (workers - costs.crowd) / costs.crowd)
+    return full_s + share * (costs.saturated_s - full_s)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -24,8 +24,10 @@ from dataloading.train_steps import simulated_train_step
 from dataloading.watchdog import ProbeTimeout, loader_warnings_hidden
 
 # How the budget is shared out.
-NONE_SHARE, ONE_SHARE, HANDOVER_SHARE, CROWD_SHARE = 0.2, 0.35, 0.1, 0.35
+NONE_SHARE, ONE_SHARE, HANDOVER_SHARE, CROWD_SHARE, SATURATED_SHARE = 0.15, 0.3, 0.1, 0.25, 0.2
 MOST_WORKERS = 8  # more are not started for a probe
+BUSY_SHARE = 0.6  # of a worker's time: more than this, and twice as many workers may fill the CPUs
+FIXED_MOST_S = 0.002  # of a batch: what takes longer grows with the bytes
 SLOW_START_SHARE = 0.5  # of an arm's time: workers that need longer to start are started once only
 SLACK = 1.5  # a train step this many batch times long finds every batch ready
 ERROR_PARTS = 5  # of an arm, whose rates show how steady it was
@@ -63,12 +65,18 @@ def probe(maker: Maker, machine: Machine, seconds: float, bar: TimeBar) -> Batch
     """The same, under somebody else's progress bar."""
     seen = _Sizes(bar)
 
-    def run(workers: int, share: float, step_s: float = 0.0) -> LoaderTiming:
+    def run(
+        workers: int, share: float, step_s: float = 0.0, *, clocks: bool = False
+    ) -> LoaderTiming:
         settings = maker.settings.changed(num_workers=workers, persistent_workers=workers > 0)
         seen.step = simulated_train_step(step_s) if step_s else None
         with loader_warnings_hidden():
             return measure_dataloader(
-                maker.make(settings), seen, seconds=share * seconds, progress=False
+                maker.make(settings),
+                seen,
+                seconds=share * seconds,
+                clocks=clocks,
+                progress=False,
             )
 
     alone = run(0, NONE_SHARE)
@@ -84,7 +92,7 @@ def probe(maker: Maker, machine: Machine, seconds: float, bar: TimeBar) -> Batch
         cpus=machine.cpus_per_rank,
         error_share=_error(alone),
     )
-    one = run(1, ONE_SHARE)
+    one = run(1, ONE_SHARE, clocks=True)
     costs = _with_one_worker(costs, one, maker.present)
     if (one.startup_s or 0.0) > SLOW_START_SHARE * ONE_SHARE * seconds:
         return costs
@@ -93,10 +101,13 @@ def probe(maker: Maker, machine: Machine, seconds: float, bar: TimeBar) -> Batch
     if crowd < 2:
         return costs
     try:
-        many = run(crowd, CROWD_SHARE)
+        costs = _with_crowd(costs, run(crowd, CROWD_SHARE), crowd, machine)
+        twice = maker.settings.changed(num_workers=2 * crowd)
+        if costs.cpu_share > BUSY_SHARE and not over_budget(twice, costs, machine):
+            return replace(costs, saturated_s=run(2 * crowd, SATURATED_SHARE).period_s)
     except (ProbeTimeout, RuntimeError, OSError, MemoryError):
-        return costs  # what one worker costs is known; whoever tries several will see
-    return costs if many.failure else _with_crowd(costs, many, crowd, machine)
+        pass  # what one worker costs is known; whoever tries several will see
+    return costs
 
 
 class _Sizes:
@@ -120,10 +131,11 @@ class _Sizes:
 def _with_one_worker(costs: BatchCosts, one: LoaderTiming, present: DataLoader) -> BatchCosts:
     """What a batch costs in a worker that is alone."""
     cycle_s = one.period_s
-    cpu_s, send_s = cycle_s, 0.0
+    cpu_s, send_s, fixed_s = cycle_s, 0.0, 0.0
     if (workers := one.workers) is not None:
         cpu_s = min(cycle_s, workers.fetch_cpu_s + workers.collate_cpu_s)
         send_s = (workers.extra_cpu_share or 0.0) * workers.batch_s
+        fixed_s = min(max(0.0, cycle_s - workers.batch_s), FIXED_MOST_S)
     elif (share := _cpu_share(present)) is not None:  # a loader that could not be given clocks
         cpu_s = share * cycle_s
     return replace(
@@ -132,8 +144,8 @@ def _with_one_worker(costs: BatchCosts, one: LoaderTiming, present: DataLoader) 
         send_s=send_s,
         wait_s=cycle_s - cpu_s,
         cycle_s=cycle_s,
+        fixed_s=fixed_s,
         batch_factors=one.total_s / cycle_s,
-        worker_bytes=one.observed.worker_bytes if one.observed is not None else None,
         worker_start_s=max(0.0, one.startup_s - cycle_s) if one.startup_s is not None else None,
         error_share=max(costs.error_share, _error(one)),
     )
@@ -153,9 +165,10 @@ def _with_handover(costs: BatchCosts, run: Any, one: LoaderTiming) -> BatchCosts
     except ProbeTimeout:
         return costs
     handover_s = slow.observed.handover_s if slow.observed is not None else None
+    weighed = slow.observed.worker_bytes if slow.observed is not None else None
     if handover_s is None:  # too few batches: the shortest wait is the nearest to it
         handover_s = min(float(slow.wait_s.min()), costs.batch_s)
-    return replace(costs, handover_s=handover_s)
+    return replace(costs, handover_s=handover_s, worker_bytes=weighed)
 
 
 def _crowd(costs: BatchCosts, present: LoaderSettings, machine: Machine) -> int:
@@ -170,6 +183,8 @@ def _with_crowd(
     costs: BatchCosts, timing: LoaderTiming, crowd: int, machine: Machine
 ) -> BatchCosts:
     """How much workers that are busy at the same time slow one another down."""
+    if timing.failure is not None:
+        return costs
     settings = LoaderSettings(num_workers=crowd)
     expected_s = step_seconds(costs, settings, 0.0, machine)
     weighed = timing.observed.worker_bytes if timing.observed is not None else None

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dataloading.arguments import check_amount, check_int
 from dataloading.batch_costs import BatchCosts
 from dataloading.budgets import over_budget
+from dataloading.choices import (
+    choose_persistence,
+    choose_pinning,
+    choose_prefetch,
+    choose_workers,
+    epoch_s,
+    fit,
+    keep_samples_single,
+    slack_s,
+    tail_s,
+)
 from dataloading.codes import Finding
 from dataloading.diagnosis import Diagnosis
 from dataloading.evidence import Evidence
@@ -17,17 +27,16 @@ from dataloading.machine import Machine
 from dataloading.model import (
     Prediction,
     predict_dataloader,
-    step_bounds,
+    step_seconds,
 )
-from dataloading.results import Result, format_share
-from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
-from dataloading.setup_rules import pins_memory
-from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
+from dataloading.results import Result, format_value
+from dataloading.rules_of_thumb import usual_advice
+from dataloading.settings import LoaderSettings
 
-KEEPS_WORKERS = (  # causes that another number of workers does not mend, or makes worse
-    *("serialised-workers", "slow-sampler", "storage-bound", "small-files", "collate", "transfer"),
-    *("thread-oversubscription", "worker-memory-leak", "main-memory-leak"),
-)
+if TYPE_CHECKING:
+    import pandas as pd
+
+PER_BATCH = ("transfer", "per-sample-overhead")  # paid for each batch, whatever its size
 ELSEWHERE = (
     *("cpu-bound", "collate", "transfer", "per-sample-overhead", "serialised-workers"),
     *("slow-sampler", "storage-bound", "small-files", "thread-oversubscription", "straggler"),
@@ -45,7 +54,10 @@ class Recommendation(Result):
         predicted_gain: Predicted rate over the predicted rate of the present settings; 1 when
             nothing changes, None where it cannot be computed.
         refused: What was considered and refused -> why.
-        advice: What is not a setting but would help, most useful first.
+        advice: What is not a setting but would help, largest predicted gain first.
+        beside: DataFrame of what is often advised without measuring (`rule_of_thumb_workers` and
+            the presets): `rule`, `num_workers`, `prefetch_factor`, `predicted_samples_per_s`, and
+            `shortage`: which budget it would overrun. None where costs were not measured.
     """
 
     settings: LoaderSettings
@@ -54,6 +66,7 @@ class Recommendation(Result):
     predicted_gain: float | None
     refused: Mapping[str, str]
     advice: tuple[str, ...]
+    beside: pd.DataFrame | None = None
 
     def summary(self) -> str:
         """The settings and the predicted gain."""
@@ -70,6 +83,24 @@ class Recommendation(Result):
             ("predicted gain", gain),
             *((f"refused: {what}", why) for what, why in self.refused.items()),
             *(("advice", text) for text in self.advice),
+            *((f"beside: {rule}", text) for rule, text in self.rules_in_words()),
+        ]
+
+    def rules_in_words(self) -> list[tuple[str, str]]:
+        """What is often advised without measuring, and what the model expects of it."""
+        if self.beside is None:
+            return []
+        return [
+            (
+                str(row["rule"]),
+                f"{row['num_workers']} workers, prefetch {row['prefetch_factor']}: "
+                + (
+                    f"does not fit, {row['shortage']}"
+                    if row["shortage"]
+                    else f"{format_value('samples_per_s', row['predicted_samples_per_s'])} predicted"
+                ),
+            )
+            for _, row in self.beside.iterrows()
         ]
 
     def plot(self, ax: Any = None) -> Any:
@@ -121,18 +152,20 @@ def recommend_settings(
     reasons: dict[str, str] = {}
     if costs is None or step_s is None:
         reasons["num_workers"] = "kept: what a batch costs was not measured"
-        chosen = _choose_pinning(present, machine, reasons)
+        chosen = choose_pinning(present, machine, reasons)
     else:
-        chosen = _choose_workers(diagnosis, present, costs, step_s, machine, reasons, epochs)
-        chosen = _keep_samples_single(chosen, evidence, reasons, refused)
-        chosen = _choose_pinning(chosen, machine, reasons)  # pinned batches count twice
-        chosen = _fit(chosen, costs, machine, memory_fraction, reasons, refused)
-    chosen = _choose_persistence(chosen, epochs, reasons)
-    predicted = gain = None
+        chosen = choose_workers(diagnosis, present, costs, step_s, machine, reasons, epochs)
+        chosen = keep_samples_single(chosen, evidence, reasons, refused)
+        chosen = choose_prefetch(chosen, evidence, reasons)
+        chosen = choose_pinning(chosen, machine, reasons)  # pinned batches count twice
+        chosen = fit(chosen, costs, machine, memory_fraction, reasons, refused)
+    chosen = choose_persistence(chosen, epochs, reasons)
+    predicted = gain = beside = None
     if costs is not None and step_s is not None and diagnosis.verdict != "inconclusive":
+        beside = _rules_beside(costs, step_s, machine, memory_fraction)
         predicted = predict_dataloader(costs, chosen, step_s=step_s, machine=machine)
-        gain = _epoch_s(present, diagnosis, costs, step_s, machine, epochs) / max(
-            _epoch_s(chosen, diagnosis, costs, step_s, machine, epochs), 1e-12
+        gain = epoch_s(present, diagnosis, costs, step_s, machine, epochs) / max(
+            epoch_s(chosen, diagnosis, costs, step_s, machine, epochs), 1e-12
         )
     return Recommendation(
         settings=chosen,
@@ -140,183 +173,46 @@ def recommend_settings(
         predicted=predicted,
         predicted_gain=gain,
         refused=refused,
-        advice=_advice(diagnosis.findings),
+        advice=_advice(diagnosis.findings, evidence, chosen),
+        beside=beside,
     )
 
 
-def _keep_samples_single(
-    chosen: LoaderSettings,
-    evidence: Evidence,
-    reasons: dict[str, str],
-    refused: dict[str, str],
-) -> LoaderSettings:
-    """No more workers for a stream that each of them would, or might, deliver as a whole."""
-    most, why = 1, "each would deliver all samples: the iterable data set gives no worker its share"
-    if evidence.is_stream and evidence.shares_out is None:
-        most = max(1, evidence.num_workers or 0)
-        why = (
-            "whether the iterable data set gives each worker its share could not be told; "
-            "check_samples tells"
+def _advice(
+    findings: tuple[Finding, ...], evidence: Evidence, chosen: LoaderSettings
+) -> tuple[str, ...]:
+    """What no setting mends, largest predicted gain first; what changes training comes last."""
+    beyond = [f for f in findings if f.code in ELSEWHERE]
+    beyond.sort(key=lambda f: -(f.expected_gain or 0.0))
+    advice = [f.advice for f in beyond]
+    if tail_s(evidence) > slack_s(chosen, evidence) > 0:
+        advice.append(
+            "Where the order of batches need not be the same in every run, in_order=False lets "
+            "batches that are ready overtake a slow one; runs are then no longer repeatable."
         )
-    elif evidence.shares_out is not False:
-        return chosen
-    if chosen.num_workers <= most:
-        return chosen
-    refused[f"{chosen.num_workers} workers"] = why
-    reasons["num_workers"] = f"more than {most} refused: {why}"
-    return chosen.changed(num_workers=most)
-
-
-def _choose_workers(
-    diagnosis: Diagnosis,
-    present: LoaderSettings,
-    costs: BatchCosts,
-    step_s: float,
-    machine: Machine,
-    reasons: dict[str, str],
-    epochs: int,
-) -> LoaderSettings:
-    """The present workers where they do, else the smallest number that is as good as any."""
-    wanted = best_workers(costs, step_s, machine)
-    cap = worker_cap(machine, costs.cpu_share)
-    if present.num_workers:  # even on one CPU, a worker goes on while training waits
-        cap = max(cap, 1)
-    kept = epochs > 1  # workers will be kept between epochs, see `_choose_persistence`
-    numbers = {0, 1, wanted, present.num_workers}
-    if diagnosis.cause == "per-sample-overhead":  # workers only add their hand-over
-        numbers = {0, present.num_workers}
-    candidates = {n: present.changed(num_workers=n, persistent_workers=kept) for n in numbers}
-    seconds = {
-        n: _epoch_s(s, diagnosis, costs, step_s, machine, epochs) for n, s in candidates.items()
-    }
-    allowed = {n: s for n, s in seconds.items() if n <= cap}
-    best = min(allowed.values())
-    now = seconds[present.num_workers]
-    if diagnosis.verdict in ("compute-bound", "host-bound") and present.num_workers <= cap:
-        reasons["num_workers"] = f"kept: the loader is not the problem ({diagnosis.verdict})"
-        return candidates[present.num_workers]
-    if diagnosis.cause in KEEPS_WORKERS and present.num_workers <= cap:
-        reasons["num_workers"] = f"kept: another number does not mend the cause, {diagnosis.cause}"
-        return candidates[present.num_workers]
-    if diagnosis.verdict == "inconclusive" and present.num_workers <= cap:
-        reasons["num_workers"] = "kept: too few steps were measured to say more"
-        return candidates[present.num_workers]
-    if present.num_workers in allowed and now <= GOOD_ENOUGH * best:
-        reasons["num_workers"] = "kept: no other number is predicted to be faster"
-        return candidates[present.num_workers]
-    number = min(n for n, s in allowed.items() if s <= GOOD_ENOUGH * best)
-    reasons["num_workers"] = _why_workers(number, present.num_workers, costs, step_s, machine, cap)
-    return candidates[number]
-
-
-def _why_workers(
-    number: int, present: int, costs: BatchCosts, step_s: float, machine: Machine, cap: int
-) -> str:
-    if present > cap >= number:
-        return (
-            f"{present} workers on {machine.cpus_per_rank} usable CPUs only take turns; "
-            f"{number} do the same work"
+    if any(f.code in PER_BATCH for f in findings):
+        advice.append(
+            "Larger batches share the cost of handing over among more samples, but change training "
+            "(steps an epoch, learning rate): find_batch_sizes tells which fit."
         )
-    if number == 0:
-        return "a batch is made faster than it can be handed over by a worker"
-    needed = math.ceil(costs.batch_s / step_s) if step_s > 0 else cap
-    bound = f"; the CPUs carry {cap}" if number < needed else ""
-    return (
-        f"a batch takes {costs.batch_s / max(step_s, 1e-9):.1f} train steps to prepare{bound}; "
-        f"CPU busy {format_share(costs.cpu_share)} of that"
-    )
+    return tuple(advice)
 
 
-def _epoch_s(
-    settings: LoaderSettings,
-    diagnosis: Diagnosis,
-    costs: BatchCosts,
-    step_s: float,
-    machine: Machine,
-    epochs: int,
-) -> float:
-    """Predicted seconds of one epoch, starts of workers included, averaged over the training."""
-    evidence = diagnosis.evidence
-    step = max(step_bounds(costs, settings, step_s, machine).values())
-    steps = evidence.steps_per_epoch
-    if not steps:
-        return step
-    start = 0.0
-    if settings.num_workers > 0 and evidence.num_workers:
-        start = evidence.epoch_restart_s or evidence.startup_s or 0.0
-        start = max(0.0, start - costs.batch_s) * settings.num_workers / evidence.num_workers
-    elif settings.num_workers > 0:
-        method = settings.multiprocessing_context or machine.start_method
-        start = START_S.get(method, START_S["spawn"]) * settings.num_workers
-    starts = 1 if settings.persistent_workers else epochs
-    refill = costs.batch_s if settings.num_workers > 0 else 0.0  # every epoch begins with no queue
-    return steps * step + refill + start * starts / epochs
+def _rules_beside(
+    costs: BatchCosts, step_s: float, machine: Machine, fraction: float
+) -> pd.DataFrame:
+    """What the usual advice would give here, by the same model."""
+    import pandas as pd
 
-
-START_S = {"fork": 0.02, "forkserver": 1.0, "spawn": 1.5}  # one worker, until its first batch
-
-
-def _fit(
-    settings: LoaderSettings,
-    costs: BatchCosts,
-    machine: Machine,
-    fraction: float,
-    reasons: dict[str, str],
-    refused: dict[str, str],
-) -> LoaderSettings:
-    """The largest part of the wished workers and prefetch that the machine's budgets hold."""
-    wished = settings
-    while settings.num_workers > 0 and (short := over_budget(settings, costs, machine, fraction)):
-        refused[f"{settings.num_workers} workers, prefetch {_prefetch(settings)}"] = short
-        if _prefetch(settings) > 1 and settings.num_workers == 1:
-            settings = replace(settings, prefetch_factor=_prefetch(settings) - 1)
-        else:
-            settings = replace(settings, num_workers=settings.num_workers - 1)
-    if settings.num_workers == 0 and wished.num_workers > 0:
-        reasons["num_workers"] = "no number of workers fits; loading stays in the training process"
-    elif settings != wished:
-        reasons["num_workers"] = "what fits: more would run out of memory, shared memory or files"
-    settings = settings.changed()
-    if settings.num_workers > 0:
-        settings = replace(settings, prefetch_factor=_prefetch(settings))
-        reasons["prefetch_factor"] = (
-            f"{settings.queued_batches} batches ready; more would add slack, not rate"
-        )
-    return settings
-
-
-def _choose_pinning(
-    settings: LoaderSettings, machine: Machine, reasons: dict[str, str]
-) -> LoaderSettings:
-    """Pin where there is an accelerator that copies from pinned memory."""
-    kinds = [a.kind for a in machine.accelerators]
-    pins = pins_memory(machine)
-    if pins:
-        reasons["pin_memory"] = f"copies to {kinds[0]} can run beside training"
-    elif "mps" in kinds:
-        reasons["pin_memory"] = "not supported on MPS"
-    else:
-        reasons["pin_memory"] = "no accelerator to copy to"
-    return replace(settings, pin_memory=pins)
-
-
-def _choose_persistence(
-    settings: LoaderSettings, epochs: int, reasons: dict[str, str]
-) -> LoaderSettings:
-    """Keep workers between epochs, where there are several epochs."""
-    if settings.num_workers == 0:
-        return replace(settings, persistent_workers=False)
-    if epochs == 1:
-        reasons["persistent_workers"] = "a single epoch starts its workers once anyway"
-        return replace(settings, persistent_workers=False)
-    reasons["persistent_workers"] = f"workers start once, not {epochs} times"
-    return replace(settings, persistent_workers=True)
-
-
-def _advice(findings: tuple[Finding, ...]) -> tuple[str, ...]:
-    """Advice that is not a setting, from the findings that no setting mends."""
-    return tuple(f.advice for f in findings if f.code in ELSEWHERE)
-
-
-def _prefetch(settings: LoaderSettings) -> int:
-    return settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR
+    rows = [
+        {
+            "rule": rule,
+            "num_workers": settings.num_workers,
+            "prefetch_factor": settings.prefetch_factor,
+            "predicted_samples_per_s": costs.batch_size
+            / step_seconds(costs, settings, step_s, machine),
+            "shortage": over_budget(settings, costs, machine, fraction),
+        }
+        for rule, settings in usual_advice(costs, machine).items()
+    ]
+    return pd.DataFrame(rows)

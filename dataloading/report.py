@@ -117,6 +117,10 @@ def _recommendation(diagnosis: Diagnosis, recommendation: Recommendation) -> lis
         ("Why", [f"{name}: {why}" for name, why in recommendation.reasons.items()]),
         ("Refused", [f"{what}: {why}" for what, why in recommendation.refused.items()]),
         ("Beyond settings", list(recommendation.advice)),
+        (
+            "Often advised without measuring",
+            [f"{rule}: {text}" for rule, text in recommendation.rules_in_words()],
+        ),
     ):
         if texts:
             lines += ["", f"{title}:", *(line for text in texts for line in _item(text))]

@@ -185,6 +185,8 @@ def _settings(diagnosis: Diagnosis, recommendation: Recommendation) -> str:
         parts.append("<h3>Refused</h3>" + _rows(recommendation.refused.items()))
     if recommendation.advice:
         parts.append("<h3>Beyond settings</h3>" + _list(recommendation.advice))
+    if rules := recommendation.rules_in_words():
+        parts.append("<h3>Often advised without measuring</h3>" + _rows(rules))
     return "".join(parts)
 
 

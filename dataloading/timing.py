@@ -172,6 +172,7 @@ def measure_dataloader(
     seconds: float = 10.0,
     max_steps: int | None = None,
     device: str | torch.device | None = None,
+    clocks: bool = True,
     progress: bool = True,
 ) -> LoaderTiming:
     """Measure where the time of a training loop goes.
@@ -189,6 +190,7 @@ def measure_dataloader(
         seconds: Time budget, start-up included.
         max_steps: Stop after this many batches; None means as many as the time allows.
         device: Move each batch there first, and time it; None leaves moving to `train_step`.
+        clocks: Time the samples inside the workers as well (`LoaderTiming.workers`).
         progress: Show a progress bar.
 
     Returns:
@@ -212,7 +214,7 @@ def measure_dataloader(
     check_seconds(seconds)
     check_int("max_steps", max_steps, least=1, optional=True)
     on_device = check_device(device)
-    with borrowed(dataloader, clocks=True) as lent, state_kept(train_step):
+    with borrowed(dataloader, clocks=clocks) as lent, state_kept(train_step):
         log = StepLog(steps_per_epoch=length_of(dataloader))
         clock = _make_clock(log)
         doing = (

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from dataloading.accelerators import Accelerator
 from dataloading.batch_costs import BatchCosts
 from dataloading.budgets import over_budget, resource_needs
+from dataloading.codes import finding
 from dataloading.diagnosis import diagnose
 from dataloading.machine import Machine
 from dataloading.recommendation import recommend_settings
@@ -189,6 +190,71 @@ def test_another_machine_gives_another_answer():
     there = recommend_settings(diagnosis, machine=machine(32))
     assert here.settings.num_workers == 2
     assert there.settings.num_workers == 4
+
+
+def test_a_deeper_queue_outlasts_a_slow_batch() -> None:
+    evidence = loop(
+        workers=4, wait=0.02, worker_batch_s=0.16, slow_batch_factor=4.0, step=0.04, **WAITING
+    )
+    result = recommend(evidence, machine(8))
+    workers, prefetch = result.settings.num_workers, result.settings.prefetch_factor
+    assert prefetch > 2
+    assert workers * prefetch * 0.04 >= 0.16 * 3 > workers * prefetch / 2 * 0.04
+    assert "outlast" in result.reasons["prefetch_factor"]
+    even = recommend(replace(evidence, slow_batch_factor=1.2), machine(8))
+    assert even.settings.prefetch_factor == 2
+
+
+def test_order_is_given_up_only_by_the_reader_and_with_a_warning() -> None:
+    evidence = loop(
+        workers=2, wait=0.02, worker_batch_s=0.16, slow_batch_factor=40.0, step=0.004, **WAITING
+    )
+    result = recommend(evidence, machine(2))
+    assert result.settings.in_order is True
+    assert any("in_order=False" in text and "repeatable" in text for text in result.advice)
+    assert not any(
+        "in_order" in text for text in recommend(loop(wait=0.162, **WAITING), machine()).advice
+    )
+
+
+def test_the_usual_advice_stands_beside_with_what_the_model_expects() -> None:
+    result = recommend(loop(wait=0.162, **WAITING), machine(2, available_memory_bytes=2**33))
+    beside = result.beside.set_index("rule")
+    assert beside.loc["rule of thumb", "num_workers"] == 2
+    assert beside.loc["preset 16-core + A100", "num_workers"] == 10
+    half = result.predicted.samples_per_s / 2
+    assert beside.loc["rule of thumb", "predicted_samples_per_s"] == pytest.approx(half, rel=0.05)
+    assert any("rule of thumb" in name for name, _ in result.rows())
+    tight = recommend(loop(wait=0.162, **WAITING), machine(2, shared_memory_free_bytes=MIB))
+    assert "shared memory" in tight.beside.set_index("rule").loc["rule of thumb", "shortage"]
+
+
+def test_advice_with_the_larger_gain_comes_first() -> None:
+    diagnosis = diagnose(loop(wait=0.162, **WAITING), machine(2))
+    small, large = (
+        finding(code, "", {}, advice=code, expected_gain=gain)
+        for code, gain in (("small-files", 1.1), ("straggler", 1.9))
+    )
+    result = recommend_settings(replace(diagnosis, findings=(small, large)))
+    assert result.advice[:2] == ("straggler", "small-files")
+
+
+def test_larger_batches_come_last_and_are_said_to_change_training() -> None:
+    diagnosis = diagnose(loop(wait=0.162, **WAITING), machine(2))
+    found = finding("transfer", "", {}, advice="send less")
+    advice = recommend_settings(replace(diagnosis, findings=(found,))).advice
+    assert advice[0] == "send less"
+    assert "change training" in advice[-1]
+
+
+def test_pinned_batches_count_in_the_budget() -> None:
+    cuda = (Accelerator("cuda", "GPU", None),)
+    evidence = loop(workers=4, wait=0.162, batch_bytes=100 * MIB, **WAITING)
+    tight = machine(8, accelerators=cuda, available_memory_bytes=1200 * MIB)
+    result = recommend(evidence, tight)
+    needs = resource_needs(evidence.costs, result.settings, tight)
+    assert result.settings.pin_memory is True
+    assert needs["memory_bytes"] <= 0.8 * 1200 * MIB
 
 
 def test_an_inconclusive_diagnosis_keeps_the_settings():
