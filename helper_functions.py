@@ -59,6 +59,7 @@ from dataloading.watching import watch_dataloader
 
 if TYPE_CHECKING:
     from dataloading.plots import (
+        plot_batch_sizes,
         plot_ceilings,
         plot_comparison,
         plot_gpu_curve,
@@ -114,6 +115,7 @@ __all__ = [
     "measure_dataloader",
     "measure_scaling",
     "monitor_resources",
+    "plot_batch_sizes",
     "plot_ceilings",
     "plot_comparison",
     "plot_decision_boundary",

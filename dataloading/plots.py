@@ -27,6 +27,7 @@ from dataloading.plot_style import (
     time_unit,
     write,
 )
+from dataloading.plots_batch_sizes import plot_batch_sizes
 from dataloading.plots_ceilings import measured_rate, plot_ceilings
 from dataloading.plots_comparison import plot_comparison
 from dataloading.plots_history import plot_history
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "measured_rate",
+    "plot_batch_sizes",
     "plot_ceilings",
     "plot_comparison",
     "plot_gpu_curve",

@@ -14,6 +14,7 @@ from torch.utils.data import (
 
 from dataloading.codes import SEVERITIES, Finding, finding
 from dataloading.deliveries import Played, sampler_of
+from dataloading.length_rules import wrong_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +38,7 @@ def judge_samples(
         _duplicates(loaders, counts),
         padding or _overlap(loaders, counts),
         _missing(loaders, counts, population),
+        wrong_length(loaders, played, counts),
         _same_order(loaders[0], played),
         _random_numbers(randomness),
     ]

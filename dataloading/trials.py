@@ -13,6 +13,7 @@ import torch
 from dataloading.borrowing import borrowed
 from dataloading.interleaving import Block, LoaderBlocks
 from dataloading.making import Maker
+from dataloading.memory_errors import ran_out_of_memory
 from dataloading.progress import TimeBar
 from dataloading.settings import LoaderSettings
 from dataloading.timing import LEAST_LIMIT_S, TrainStep
@@ -181,17 +182,6 @@ class Bench:
             for _, own in self._open.values():
                 stack.push(own)
             self._open.clear()
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of the host or of an accelerator."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError | OSError) and any(
-        sign in text
-        for sign in ("out of memory", "cannot allocate memory", "can't allocate memory")
-    )
 
 
 def in_one_line(error: BaseException) -> str:

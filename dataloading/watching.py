@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
 from dataloading.arguments import check_loader
 from dataloading.batches import SampleCounter
@@ -89,12 +90,13 @@ class WatchedLoader:
         self._epochs += 1
         self._totals[epoch] = EpochTotals()
         count = SampleCounter(batched=getattr(self._loader, "batch_sampler", True) is not None)
+        planned = planned_sizes(self._loader)
         ended = failed = False
         asked = clock()
         try:
             for batch in self._loader:  # as little as possible in here: it costs the loop
                 got = clock()
-                samples = count(batch)
+                samples = count(batch) if planned is None else next(planned)
                 yield batch
                 back = clock()
                 steps.append((epoch, got - asked, back - got, samples))
@@ -241,6 +243,30 @@ class WatchedLoader:
     def __repr__(self) -> str:
         self._keep_steps()
         return f"watched {type(self._loader).__name__} ({len(self._log.epoch)} steps seen)"
+
+
+def planned_sizes(dataloader: Any) -> Iterator[int] | None:
+    """Samples of each batch to come, where the loader's settings tell; None where they do not.
+
+    Looking into a batch costs a loop that waits for an accelerator some 30 µs a step, since nothing
+    of it is in the caches.
+
+    Example:
+        >>> list(itertools.islice(planned_sizes(DataLoader(range(10), batch_size=4)), 3))
+        [4, 4, 2]
+    """
+    if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
+        return None
+    size = dataloader.batch_size
+    plain = type(dataloader.batch_sampler) is BatchSampler
+    if size is None or not plain or dataloader.collate_fn is not default_collate:
+        return None
+    try:
+        full, rest = divmod(len(dataloader.sampler), size)  # type: ignore[arg-type]
+    except TypeError:  # a sampler without a length
+        return None
+    last = [rest] if rest and not dataloader.drop_last else []
+    return itertools.chain(itertools.repeat(size, full), last, itertools.repeat(size))
 
 
 def _is_first() -> bool:

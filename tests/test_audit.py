@@ -392,6 +392,109 @@ def test_a_sampler_without_an_end_is_cut_after_an_epoch(ranks: int) -> None:
     assert "does not end" in audit.notes[0]
 
 
+# ---- The length that a loader says ---------------------------------------------------------------
+
+
+class Says(Listed):
+    """Says another length than it has."""
+
+    def __init__(self, indices: Any, length: int) -> None:
+        super().__init__(indices)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class SaysBatches(BatchSampler):
+    """The same of batches."""
+
+    def __len__(self) -> int:
+        return 5
+
+
+class SaysLoader(DataLoader):
+    """The same of a loader."""
+
+    def __len__(self) -> int:
+        return 5
+
+
+class SaysShares(Shares):
+    """A stream that says a length."""
+
+    def __init__(self, count: int, length: int) -> None:
+        super().__init__(count)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+HUNDRED = Numbers(100)
+WRONG_LENGTH: dict[str, Callable[[], DataLoader]] = {
+    "sampler": lambda: DataLoader(HUNDRED, batch_size=10, sampler=Says(range(100), 50)),
+    "batch sampler": lambda: DataLoader(
+        HUNDRED, batch_sampler=SaysBatches(SequentialSampler(HUNDRED), 10, False)
+    ),
+    "loader": lambda: SaysLoader(HUNDRED, batch_size=10),
+    "stream": lambda: DataLoader(SaysShares(100, 50), batch_size=10),
+    "stream in workers": lambda: DataLoader(SaysShares(100, 50), batch_size=10, num_workers=2),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LENGTH)
+def test_a_18_9_a_length_of_5_and_10_batches(name: str) -> None:
+    loader = WRONG_LENGTH[name]()
+    assert len(loader) == 5
+    audit = check_samples(loader)
+    assert found(audit) == {"dropped-samples": "warning"}
+    assert not audit.ok
+    assert_counts(audit, delivered=[100], missing=[0], batches=[10])
+    finding = one(audit, "dropped-samples")
+    assert finding.message == "len(dataloader) says 5 batches an epoch, and 10 come."
+    assert (finding.evidence["length"], finding.evidence["batches"]) == (5, 10)
+    assert "__len__" in finding.advice
+
+
+def test_a_length_that_is_never_reached_is_found() -> None:
+    audit = check_samples(DataLoader(SaysShares(40, 60), batch_size=10))
+    assert one(audit, "dropped-samples").evidence["length"] == 6
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("batch_size", "workers"), [(2, 0), (2, 4), (3, 2), (None, 2)])
+def test_a_right_length_of_a_stream_is_silent(
+    batch_size: int | None, workers: int, drop_last: bool
+) -> None:
+    """Each worker ends with a part of a batch, or drops it, which `len` cannot know."""
+    loader = DataLoader(
+        SaysShares(20, 20),
+        batch_size=batch_size,
+        num_workers=workers,
+        drop_last=drop_last and batch_size is not None,
+    )
+    audit = check_samples(loader, epochs=1)
+    assert not any("len(dataloader)" in finding.message for finding in audit.findings)
+    assert loader._IterableDataset_len_called is None  # torch would warn the user by it
+
+
+def test_what_was_not_played_to_its_end_says_nothing_of_the_length() -> None:
+    class Repeats(data.EndlessPermutations):
+        def __len__(self) -> int:
+            return 7
+
+    class InItsOwnWay(SaysLoader):
+        def __iter__(self) -> Any:
+            return iter([1, 2, 3, 4, 5])
+
+    for loader in (
+        DataLoader(WHOLE, batch_size=1, sampler=Repeats(24)),
+        InItsOwnWay(WHOLE, batch_size=4),
+    ):
+        assert check_samples(loader, epochs=1).findings == ()
+
+
 # ---- Ranks ---------------------------------------------------------------------------------------
 
 

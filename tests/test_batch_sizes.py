@@ -7,6 +7,7 @@ import json
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,13 @@ from torch.utils.data import (
 
 from dataloading import batch_sizes
 from dataloading.batch_costs import BatchCosts
-from dataloading.batch_sizes import (
-    BatchSizeSearch,
-    find_batch_sizes,
-    is_out_of_memory,
-    next_size,
-    with_margin,
-)
+from dataloading.batch_sizes import BatchSizeSearch, find_batch_sizes
 from dataloading.batches import count_samples
 from dataloading.budgets import over_budget
 from dataloading.machine import Machine
+from dataloading.peak_memory import PeakMemory
 from dataloading.settings import LoaderSettings, rebuild_dataloader
+from dataloading.size_search import next_size, with_margin
 from dataloading.train_steps import make_train_step, simulated_train_step
 from dataloading.watchdog import ProbeTimeout
 
@@ -46,6 +43,7 @@ MEGABYTE = 1_000_000
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> Iterator[None]:
     """The search collects garbage after each trial: here it need not look at all other modules."""
+    a_training()  # the first optimizer imports much of torch
     gc.collect()
     gc.freeze()
     yield
@@ -259,27 +257,25 @@ def test_a_18_10_only_values_that_fit_the_budget_are_tried() -> None:
 # ---- The way through the sizes -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 7, 33, 100, 1023, 1024, 5000])
-@pytest.mark.parametrize("start", [1, 2, 32, 48])
-def test_the_way_ends_close_below_the_limit(start: int, limit: int) -> None:
-    passed, failed, size, trials = 0, None, start, 0
-    while size is not None:
-        trials += 1
-        passed, failed = (size, failed) if size <= limit else (passed, size)
-        size = next_size(passed, failed)
-    assert trials <= 24
-    assert passed <= limit <= passed * (1 + 1 / 32) + 1e-9
-    assert failed is not None
-    assert failed > limit
+def test_the_way_ends_close_below_the_limit() -> None:
+    for start, limit in product([1, 2, 32, 48], [1, 2, 3, 7, 33, 100, 1023, 1024, 5000]):
+        passed, failed, size, trials = 0, None, start, 0
+        while size is not None:
+            trials += 1
+            passed, failed = (size, failed) if size <= limit else (passed, size)
+            size = next_size(passed, failed)
+        assert trials <= 24
+        assert passed <= limit <= passed * (1 + 1 / 32) + 1e-9
+        assert failed is not None
+        assert failed > limit
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.05, 0.1, 0.5, 2.0])
-@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 110, 1000])
-def test_the_margin_is_kept_and_not_exceeded(size: int, margin: float) -> None:
-    below = with_margin(size, margin)
-    assert 1 <= below <= size
-    assert below == 1 or below * (1 + margin) <= size + 1e-6
-    assert (below + 1) * (1 + margin) > size
+def test_the_margin_is_kept_and_not_exceeded() -> None:
+    for margin, size in product([0.0, 0.05, 0.1, 0.5, 2.0], [1, 2, 9, 10, 11, 110, 1000]):
+        below = with_margin(size, margin)
+        assert 1 <= below <= size
+        assert below == 1 or below * (1 + margin) <= size + 1e-6
+        assert (below + 1) * (1 + margin) > size
 
 
 def test_a_present_size_that_is_too_large_is_lowered() -> None:
@@ -323,65 +319,28 @@ def test_the_present_size_stays_where_nothing_larger_may_be_tried() -> None:
     assert not any("changes training" in note for note in found.notes)
 
 
-def test_a_smaller_batch_that_is_as_fast_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_sizes._Trainer, "_step", lambda self, batch: self.train_step(batch))
-
+def test_a_smaller_batch_that_is_as_fast_is_named() -> None:
     def per_sample(batch: Any) -> None:
-        time.sleep(0.001 * len(batch[0]))  # twice the batch takes twice the time
+        time.sleep(0.0005 * len(batch[0]))  # twice the batch takes twice the time
 
     found = search(loader_of(batch_size=8), per_sample, largest=64)
     assert found.batch_size == 64
     assert any(note.startswith("Batches of") and "best rate" in note for note in found.notes)
 
 
-# ---- Which errors count as out of memory ---------------------------------------------------------
+# ---- Errors --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
-        torch.cuda.OutOfMemoryError("HIP out of memory."),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("MPS backend out of memory (MPS allocated: 7.93 GB)"),
-        RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 400 bytes."),
-        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 400 bytes."),
-    ],
-)  # fmt: skip
-def test_out_of_memory_is_known_by_type_and_text(error: Exception) -> None:
-    assert is_out_of_memory(error)
+def test_the_error_of_an_accelerator_counts_as_out_of_memory() -> None:
+    def error() -> Exception:
+        return RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
 
-    def fail() -> Exception:
-        return error.with_traceback(None)
-
-    assert search(loader_of(batch_size=2), Limited(4, fail), margin=0.0).batch_size == 4
+    assert search(loader_of(batch_size=2), Limited(4, error), margin=0.0).batch_size == 4
 
 
-def test_the_allocator_itself_is_understood() -> None:
-    def step(batch: Any) -> None:
-        if len(batch[0]) > 4:
-            torch.empty(2**62, dtype=torch.uint8)
-
-    assert search(loader_of(batch_size=2), step, margin=0.0).batch_size == 4
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x2)"),
-        RuntimeError("CUDA error: device-side assert triggered"),
-        ValueError("out of memory"),
-        KeyError("x"),
-    ],
-)
-def test_other_errors_are_raised_as_they_are(error: Exception) -> None:
-    assert not is_out_of_memory(error)
-    with pytest.raises(type(error)) as caught:
+def test_other_errors_are_raised_as_they_are() -> None:
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x2)")
+    with pytest.raises(RuntimeError) as caught:
         search(loader_of(batch_size=2), Limited(4, lambda: error))
     assert caught.value is error
     assert caught.value.__notes__ == ["This came while trying a batch of 8 samples."]
@@ -575,19 +534,19 @@ class Growing:
         size = self.sample_bytes * len(batch[0]) ** self.power
         self.most = max(self.most, size)
         held = np.ones(size, dtype=np.uint8)
-        time.sleep(0.03)  # long enough to be seen
+        time.sleep(0.015)  # long enough to be seen
         del held
 
 
 @pytest.mark.parametrize(("sample_bytes", "power"), [(2 * MEGABYTE, 1), (100_000, 2)])
 def test_memory_of_the_host_is_foreseen_and_not_tried(sample_bytes: int, power: int) -> None:
     """The kernel would end the process; growth with the square of the size is foreseen as well."""
-    machine = Machine(usable_cpus=2, available_memory_bytes=300 * MEGABYTE, start_method="fork")
+    machine = Machine(usable_cpus=2, available_memory_bytes=150 * MEGABYTE, start_method="fork")
     step = Growing(sample_bytes, power)
     found = search(loader_of(batch_size=8), step, machine=machine, memory_fraction=0.8)
     assert found.batch_size is not None
     assert found.batch_size >= 16
-    assert step.most <= 0.9 * 300 * MEGABYTE
+    assert step.most <= 0.9 * 150 * MEGABYTE
     last = max(status_of(found))
     assert "not tried: loader and training need" in status_of(found)[last]
 
@@ -600,8 +559,7 @@ def test_a_size_that_took_more_than_foreseen_is_not_chosen() -> None:
 
     machine = Machine(usable_cpus=2, available_memory_bytes=100 * MEGABYTE)
     found = search(loader_of(batch_size=8), Jumping(0), machine=machine)
-    assert status_of(found)[64] == "passed"
-    assert any(note.startswith("Batch size 64 passed, but") for note in found.notes)
+    assert status_of(found)[64].startswith("over the budget: loader and training need")
     assert found.batch_size is not None
     assert found.largest_passed is not None
     assert found.batch_size < found.largest_passed <= 40
@@ -612,6 +570,13 @@ def test_peak_memory_grows_with_the_size() -> None:
     peaks = found.sizes["peak_memory_bytes"].tolist()
     assert peaks[-1] >= 50 * MEGABYTE
     assert peaks[-1] > 3 * peaks[0]
+
+
+def test_memory_that_cannot_be_read_is_not_zero() -> None:
+    memory = PeakMemory(torch.device("mps"))  # whose memory torch does not count
+    with memory.watched():
+        pass
+    assert memory.peak_bytes is None
 
 
 def test_the_first_size_may_be_too_large_for_the_machine() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,102 @@ def test_a_batch_size_scales_the_work():
     settings = LoaderSettings(num_workers=0, batch_size=16)
     result = predict_dataloader(WAITS, settings, step_s=0.040, machine=TWO)
     assert result.step_s == pytest.approx(2 * 0.161 + 0.040)
+
+
+# ---- costs that were measured with no, one and many workers ----------------------------------------
+
+MEASURED = replace(
+    COMPUTES,
+    cycle_s=0.170,
+    alone_s=0.150,
+    fixed_s=0.010,
+    handover_s=0.002,
+    crowding=1.2,
+    crowd=2,
+    cpus=2.0,
+    error_share=0.01,
+)
+
+
+def test_without_workers_the_time_measured_there_counts():
+    assert predict(MEASURED, 0).step_s == pytest.approx(0.150 + 0.040)
+
+
+def test_a_batch_that_stands_ready_costs_its_handover():
+    result = predict(MEASURED, 2, step_s=0.300)
+    assert result.step_s == pytest.approx(0.302)
+    assert result.wait_share == pytest.approx(0.002 / 0.302, rel=0.01)
+
+
+def test_busy_workers_slow_one_another_down_as_measured():
+    assert predict(MEASURED, 1).step_s == pytest.approx(0.170)
+    assert predict(MEASURED, 2).step_s == pytest.approx(0.170 * 1.2 / 2)
+    assert predict(replace(MEASURED, crowd=0), 2).step_s == pytest.approx(0.085, rel=0.01)
+
+
+def test_crowding_comes_with_the_cpus_in_use():
+    many = replace(MEASURED, crowd=8, cpus=8.0)
+    crowded = [many.crowding_with(n, 8) for n in (1, 2, 4, 8, 16)]
+    assert crowded == sorted(crowded)
+    assert crowded[0] == 1.0
+    assert crowded[3] == crowded[4] == pytest.approx(1.2)
+
+
+def test_waiting_workers_do_not_crowd():
+    waits = replace(MEASURED, cpu_s=0.01, wait_s=0.16, crowding=1.0)
+    assert predict(waits, 4).step_s == pytest.approx(0.0425, rel=0.01)
+
+
+def test_more_workers_than_cpus_use_what_was_idle_as_measured():
+    full = replace(MEASURED, saturated_s=0.095)
+    assert predict(full, 2).step_s == pytest.approx(0.102, rel=0.01)
+    assert predict(full, 3).step_s == pytest.approx(0.0985, rel=0.01)
+    assert predict(full, 4).step_s == pytest.approx(0.095, rel=0.01)
+    assert predict(full, 8).step_s == pytest.approx(0.095, rel=0.01)
+
+
+def test_the_fixed_part_of_a_batch_does_not_grow():
+    settings = LoaderSettings(num_workers=1, batch_size=16)
+    result = predict_dataloader(MEASURED, settings, step_s=0.040, machine=TWO)
+    assert result.step_s == pytest.approx(0.010 + 2 * 0.160)
+
+
+def test_uneven_batches_cost_more_than_their_mean():
+    spread = np.r_[np.full(95, 0.5), np.full(5, 10.5)]
+    uneven = replace(WAITS, batch_factors=spread)
+    even = predict(WAITS, 4)
+    assert predict(uneven, 4).step_s > 1.2 * even.step_s
+    assert predict(uneven, 4, prefetch_factor=8).step_s < predict(uneven, 4).step_s
+    assert predict(uneven, 4, in_order=False).step_s < predict(uneven, 4).step_s
+    assert predict(replace(WAITS, batch_factors=np.ones(50)), 4).step_s == even.step_s
+
+
+def test_the_interval_is_as_wide_as_what_was_not_measured():
+    def width(costs, workers, **more):
+        low, high = predict(costs, workers, **more).step_s_interval
+        return high / low
+
+    known = width(MEASURED, 2)
+    assert known < width(replace(MEASURED, error_share=0.05), 2)
+    assert known < width(MEASURED, 4)
+    assert known < width(MEASURED, 2, batch_size=64)
+    assert known < width(MEASURED, 2, machine=Machine(usable_cpus=3))
+    assert width(WAITS, 2) > 1.2
+    assert width(MEASURED, 2, step_s=0.5) < known
+
+
+def test_what_does_not_fit_is_said():
+    tight = Machine(usable_cpus=2, shared_memory_free_bytes=10**6)
+    assert "shared memory" in predict(WAITS, 2, machine=tight).shortage
+    assert "does not fit" in repr(predict(WAITS, 2, machine=tight))
+    assert predict(WAITS, 2).shortage is None
+
+
+def test_a_weighed_worker_takes_the_place_of_the_usual_weight():
+    weighed = replace(WAITS, worker_bytes=10**8, start_method="fork")
+    assert predict(weighed, 2).memory_bytes == 2 * 10**8 + 4 * 10**6
+    usual = predict(WAITS, 2, multiprocessing_context="spawn").memory_bytes
+    assert predict(weighed, 2, multiprocessing_context="spawn").memory_bytes == usual
 
 
 def test_bad_step_time_is_named():

@@ -12,9 +12,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from torch.utils.data import DataLoader
 
 from dataloading import plots
 from dataloading.batch_costs import BatchCosts
+from dataloading.batch_sizes import BatchSizeSearch
 from dataloading.comparison import Comparison, judge_pairs
 from dataloading.diagnosis import Diagnosis, diagnose
 from dataloading.evidence import Evidence
@@ -23,9 +25,12 @@ from dataloading.machine import Machine
 from dataloading.model import simulate_timeline
 from dataloading.plot_style import KINDS, render_png
 from dataloading.profiling import SampleProfile
+from dataloading.regression import RunTrend
 from dataloading.scaling import ScalingFit
 from dataloading.settings import LoaderSettings
 from dataloading.trace import ResourceTrace
+from dataloading.trials import Trial, trial_table
+from dataloading.tuning import TuningResult
 
 MACHINE = Machine(usable_cpus=8)
 COSTS = BatchCosts(
@@ -125,6 +130,49 @@ def texts(ax: Any) -> str:
     return "\n".join(found)
 
 
+def made_size_search() -> BatchSizeSearch:
+    sizes = pd.DataFrame(
+        {
+            "batch_size": [32, 64, 128],
+            "status": ["passed", "passed", "out of memory"],
+            "samples_per_s": [900.0, 1100.0, np.nan],
+            "peak_memory_bytes": [1e8, 2e8, np.nan],
+            "chosen": [False, True, False],
+        }
+    )
+    return BatchSizeSearch(64, 64, 32, (100, 50), sizes)
+
+
+def made_trend() -> RunTrend:
+    runs = pd.DataFrame(
+        {
+            "time_utc": pd.date_range("2026-01-01", periods=5, tz="UTC"),
+            "samples_per_s": [100.0, 102.0, 99.0, 101.0, 80.0],
+            "in_baseline": [True] * 4 + [False],
+        }
+    )
+    return RunTrend("slower", 0.8, (0.77, 0.83), runs)
+
+
+def made_tuning() -> TuningResult:
+    trials = [
+        Trial(LoaderSettings(num_workers=0), 90.0, rates=[88.0, 91.0], steps=40, status="tried"),
+        Trial(LoaderSettings(num_workers=2), 180.0, rates=[175.0, 172.0], steps=60, status="tried"),
+        Trial(LoaderSettings(num_workers=2, prefetch_factor=4), 180.0, rates=[171.0], steps=9),
+        Trial(LoaderSettings(num_workers=8), 240.0, status="refused", reason="needs memory"),
+    ]
+    loader = DataLoader(range(4))
+    return TuningResult(
+        settings=trials[1].settings,
+        dataloader=loader,
+        trials=trial_table(trials, trials[1].settings),
+        predicted=None,
+        measured=judge_pairs(made_pairs(2.0)),
+        samples_per_s=173.5,
+        searched_by="model",
+    )
+
+
 def bars(ax: Any) -> list[Any]:
     from matplotlib.patches import Rectangle
 
@@ -149,12 +197,15 @@ def all_pictures() -> dict[str, Any]:
             made_profile({"read": (0.001, 0.0002), "decode": (0.002, 0.002)}), ax=ax
         ),
         "plot_ceilings": lambda ax: plots.plot_ceilings(made_diagnosis(), ax=ax),
+        "plot_batch_sizes": lambda ax: plots.plot_batch_sizes(made_size_search(), ax=ax),
         "plot_comparison": lambda ax: plots.plot_comparison(judge_pairs(made_pairs(2.0)), ax=ax),
         "plot_gpu_curve": lambda ax: plots.plot_gpu_curve(trace, ax=ax),
+        "plot_history": lambda ax: plots.plot_history(made_trend(), ax=ax),
         "plot_memory": lambda ax: plots.plot_memory(trace, ax=ax),
         "plot_resources": lambda ax: plots.plot_resources(trace, ax=ax),
         "plot_scaling": lambda ax: plots.plot_scaling(made_fit(1.4), ax=ax),
         "plot_timeline": lambda ax: plots.plot_timeline(timeline, ax=ax),
+        "plot_tuning": lambda ax: plots.plot_tuning(made_tuning(), ax=ax),
         "plot_worker_curve": lambda ax: plots.plot_worker_curve(COSTS, 0.03, MACHINE, ax=ax),
     }
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from workloads import Sharded, Slow, leaves_nothing, linux_only, random_state
 
@@ -20,7 +19,7 @@ from dataloading.making import Maker
 from dataloading.search import Search, demand, spaced
 from dataloading.settings import LoaderSettings
 from dataloading.train_steps import simulated_train_step
-from dataloading.trials import Trial, ran_out_of_memory, trial_table
+from dataloading.trials import Trial, trial_table
 from dataloading.tuning import TuningResult, tune_dataloader
 
 nothing_left = pytest.fixture(leaves_nothing)
@@ -368,21 +367,6 @@ def test_the_table_has_a_row_for_each_setting_whatever_became_of_it() -> None:
     assert table["status"].tolist()[0] == "tried"
     assert set(table["status"]) == {"tried", "failed", "not tried"}
     assert table["chosen"].tolist() == [True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("error", "short"),
-    [
-        (MemoryError(), True),
-        (torch.OutOfMemoryError("CUDA out of memory"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (OSError(12, "Cannot allocate memory"), True),
-        (RuntimeError("size mismatch"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_out_of_memory_is_told_from_other_errors(error: Exception, short: bool) -> None:
-    assert ran_out_of_memory(error) is short
 
 
 def test_the_probe_names_what_cannot_be_probed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from dataloading import watching
 from dataloading.history import read_runs, record_run
 from dataloading.kept_workers import worker_ids
 from dataloading.watchdog import close_iterator
-from dataloading.watching import EpochTotals, watch_dataloader
+from dataloading.watching import EpochTotals, planned_sizes, watch_dataloader
 
 
 @pytest.fixture(autouse=True)
@@ -329,3 +330,36 @@ def test_a_watched_loader_may_be_recorded_by_hand(tmp_path: Path) -> None:
         train(watched)
         assert record_run(watched, path).line["steps"] == steps
         assert read_runs(path)["steps"].tolist() == [steps]
+
+
+# ---- samples of batches that need not be looked at -----------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("count", [1, 8, 10, 16])
+def test_planned_sizes_are_those_of_the_batches(count: int, drop_last: bool) -> None:
+    loader = DataLoader(workloads.Slow(count), batch_size=8, drop_last=drop_last)
+    planned = planned_sizes(loader)
+    assert planned is not None
+    assert [len(indices) for _, indices in loader] == list(islice(planned, len(loader)))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        [1, 2],
+        DataLoader(workloads.Slow(10), batch_size=None),
+        DataLoader(workloads.Slow(10), batch_size=4, collate_fn=list),
+        DataLoader(workloads.Slow(10), batch_sampler=[[0], [1, 2]]),
+        DataLoader(workloads.Counting(10), batch_size=4),
+        DataLoader(workloads.Slow(10), batch_size=4, sampler=iter(range(10))),
+    ],
+)
+def test_where_settings_do_not_tell_batches_are_counted(loader: Any) -> None:
+    assert planned_sizes(loader) is None
+
+
+def test_samples_of_an_epoch_are_counted_with_its_last_batch() -> None:
+    watched = watch_dataloader(DataLoader(workloads.Slow(10), batch_size=4), report=False)
+    list(watched)
+    assert watched.timing.samples.tolist() == [4, 2]  # the first step is no steady one
