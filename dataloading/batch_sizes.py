@@ -27,11 +27,12 @@ from dataloading.batches import tensors_in
 from dataloading.held_things import generators_kept
 from dataloading.host_budget import HostBudget
 from dataloading.machine import Machine
+from dataloading.making import MakeDataLoader, Maker
 from dataloading.object_graph import walk
 from dataloading.peeking import trial_copy
 from dataloading.progress import time_bar
 from dataloading.results import Result, format_bytes, format_count, format_share, format_value
-from dataloading.settings import LoaderSettings, rebuild_dataloader
+from dataloading.settings import LoaderSettings
 from dataloading.size_search import SizeSearch
 from dataloading.timing import length_of
 from dataloading.train_steps import TrainStep
@@ -105,7 +106,7 @@ def _outcome(row: pd.Series) -> str:
 
 
 def find_batch_sizes(
-    dataloader: DataLoader,
+    dataloader: DataLoader | MakeDataLoader,
     train_step: Callable[[Any], Any],
     *,
     largest: int | None = None,
@@ -125,7 +126,8 @@ def find_batch_sizes(
     (and, with `make_train_step`, model and optimizer) stay as they were.
 
     Args:
-        dataloader: The loader; the search starts at its batch size.
+        dataloader: The loader, or a function that builds one from `LoaderSettings`; the search
+            starts at its batch size.
         train_step: Called with each batch: forward, backward and optimizer step, as in training.
         largest: Try nothing above this; None means as far as memory and data set go.
         seconds: Time budget.
@@ -174,8 +176,10 @@ def find_batch_sizes(
     if machine is not None and not isinstance(machine, Machine):
         raise TypeError(f"Expected a Machine from inspect_machine, got {type(machine).__name__}.")
     on_device = check_device(device)
-    present = int(getattr(dataloader, "batch_size", None) or 1)
-    rebuild_dataloader(dataloader, LoaderSettings(batch_size=present))  # raises where it cannot be
+    maker = Maker.of(dataloader)
+    dataloader = maker.present
+    present = int(dataloader.batch_size or 1)
+    maker.make(maker.settings.changed(batch_size=present))  # raises where it cannot be set
     held = list(walk(dataloader.dataset, "dataset"))
     with (
         random_state_kept(*generators_of(dataloader)),

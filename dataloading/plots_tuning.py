@@ -49,7 +49,12 @@ def plot_tuning(result: TuningResult, ax: Axes | None = None) -> Axes:
         _, soft = inks(ax)
         zeros = [0.0] * len(left_out)
         ax.scatter(
-            left_out["num_workers"], zeros, marker="x", color=soft, label="refused or failed"
+            left_out["num_workers"],
+            zeros,
+            marker="x",
+            color=soft,
+            clip_on=False,
+            label="refused or failed",
         )
     ax.set_ylim(bottom=0)
     ax.margins(x=0.06, y=0.15)

@@ -145,6 +145,15 @@ def test_a_18_3_the_rebuilt_loader_has_the_size() -> None:
     assert loader.batch_size == 32
 
 
+def test_a_function_builds_the_loader() -> None:
+    def make_dataloader(settings: LoaderSettings) -> DataLoader:
+        return DataLoader(range(100), **{"batch_size": 4, **settings.kwargs()})
+
+    found = search(make_dataloader, Limited(16))  # type: ignore[arg-type]
+    assert found.present_batch_size == 4
+    assert found.largest_passed == 16
+
+
 def test_a_18_4_the_queue_of_the_workers_fits_the_host() -> None:
     machine = Machine(usable_cpus=8, available_memory_bytes=4000 * MEGABYTE, start_method="fork")
     loader = DataLoader(
@@ -490,7 +499,7 @@ class Endless(IterableDataset):
         ),
         (DataLoader(Endless(), batch_size=None), ValueError, "its dataset decides"),
         (workloads.OwnConstructor(8), TypeError, "has a constructor of its own"),
-        ([[1, 2]], TypeError, "Expected a torch.utils.data.DataLoader, got list"),
+        ([[1, 2]], TypeError, "is a list, which cannot be built again"),
     ],
 )
 def test_loaders_that_take_no_other_size(loader: Any, error: Any, text: str) -> None:
