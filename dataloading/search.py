@@ -223,9 +223,8 @@ class Search:
         """Successive halving: short blocks for all, longer ones for the better half."""
         self.searched_by = "successive halving"
         entrants = [t for t in trials if t.usable and _is_plain(t.settings)]
-        stages = max(1, len(entrants).bit_length())
-        stage_s = self.left_s / stages
-        while len(entrants) > 1 and self.left_s > 0:
+        stage_s = self.left_s / max(1, len(entrants).bit_length())
+        while entrants and self.left_s > 0:
             block_s = max(LEAST_BLOCK_S, 0.5 * stage_s / len(entrants))
             for trial in entrants:
                 if self.left_s > 0:

@@ -184,6 +184,27 @@ class Bench:
             self._open.clear()
 
 
+class Turn:
+    """Blocks of one setting, for whoever runs them by turns with those of others.
+
+    Args:
+        bench: Runs them.
+        settings: The setting.
+        alone: End the workers of all others first, where the machine cannot hold both.
+    """
+
+    def __init__(self, bench: Bench, settings: LoaderSettings, *, alone: bool) -> None:
+        self.bench = bench
+        self.settings = settings
+        self.alone = alone
+
+    def block(self, seconds: float) -> Block:
+        """Run one block."""
+        if self.alone:
+            self.bench.close_all_but(self.settings)
+        return self.bench.blocks(self.settings).block(seconds)
+
+
 def in_one_line(error: BaseException) -> str:
     """What an error says; of one from a worker, what was raised there."""
     lines = str(error).strip().splitlines()

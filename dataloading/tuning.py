@@ -25,7 +25,7 @@ from dataloading.search import LEAST_BLOCK_S, PROOF_SHARE, Search
 from dataloading.settings import LoaderSettings
 from dataloading.timing import LEAST_LIMIT_S, TrainStep
 from dataloading.train_steps import state_kept
-from dataloading.trials import Bench, Trial, trial_table
+from dataloading.trials import Bench, Trial, Turn, trial_table
 from dataloading.watchdog import time_limit
 
 if TYPE_CHECKING:
@@ -190,12 +190,16 @@ def _prove(search: Search, bench: Bench, before: Trial, winner: Trial) -> Compar
         return _without_pairs(
             1.0, "no difference shown", "the present settings are the best that was found"
         )
-    bench.close_all_but(winner.settings)
     budget_s = max(search.to_the_end_s, PROOF_SHARE * search.seconds / 2)
     if not before.usable or not bench.run(before, LEAST_BLOCK_S, budget_s):
         why = f"the present settings {before.status}: {before.reason}"
         return _without_pairs(None, "not comparable", why)
-    sides = {"before": bench.blocks(before.settings), "after": bench.blocks(winner.settings)}
+    together = len(search.that_fit_together([winner, before])) == 2
+    bench.close_all_but(winner.settings)
+    sides = {
+        "before": Turn(bench, before.settings, alone=not together),
+        "after": Turn(bench, winner.settings, alone=not together),
+    }
     with time_limit(3 * budget_s + LEAST_LIMIT_S, lambda: bench.doing[0]):
         seen = interleave(sides, budget_s)
     return judge_pairs(_table(seen.rows), True, seen.notes, confidence=seen.confidence)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from workloads import Sharded, Slow, leaves_nothing, linux_only, random_state
 
+from benchmarks.faults.running import refused_by
+from benchmarks.faults.surroundings import WITH_SMALL_SHARED_MEMORY
 from dataloading import probing, search, timing, trials, tuning
 from dataloading.batch_costs import BatchCosts
 from dataloading.interleaving import Block
-from dataloading.machine import Machine
+from dataloading.machine import Machine, inspect_machine
 from dataloading.making import Maker
+from dataloading.progress import time_bar
 from dataloading.search import Search, demand, spaced
 from dataloading.settings import LoaderSettings
 from dataloading.train_steps import simulated_train_step
-from dataloading.trials import Trial, trial_table
+from dataloading.trials import Bench, Trial, Turn, trial_table
 from dataloading.tuning import TuningResult, tune_dataloader
 
 nothing_left = pytest.fixture(leaves_nothing)
@@ -60,6 +68,14 @@ class OwnLoader(DataLoader):
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
+
+
+class Fat(Slow):
+    """Samples of a MiB that wait."""
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return torch.zeros(2**18)
 
 
 def threading_wait() -> None:
@@ -175,6 +191,37 @@ def test_a_function_builds_loaders_that_cannot_be_built_again(nothing_left: None
     assert {settings.num_workers for settings in asked} >= {0, 1}
 
 
+@linux_only
+def test_under_little_shared_memory_no_setting_is_tried_that_does_not_fit() -> None:
+    if refused := refused_by(WITH_SMALL_SHARED_MEMORY):
+        pytest.skip(f"no small /dev/shm can be made here: {refused}")
+    command = [*WITH_SMALL_SHARED_MEMORY, sys.executable, "-W", "ignore", __file__]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env=environ
+    )
+    assert ran.returncode == 0, ran.stderr
+    free, batch, trials = json.loads(ran.stdout.splitlines()[-1])
+    ran_with_workers = [t for t in trials if t["num_workers"] and t["blocks"]]
+    assert ran_with_workers
+    for trial in ran_with_workers:
+        assert trial["num_workers"] * trial["prefetch_factor"] * batch <= 0.8 * free
+    assert {t["status"] for t in trials} <= {"tried", "not tried", "refused"}
+    assert "refused" in {t["status"] for t in trials}
+
+
+def test_settings_that_do_not_fit_together_are_compared_one_at_a_time(nothing_left: None) -> None:
+    with time_bar(1.0, "", enabled=False) as bar:
+        maker = Maker.of(DataLoader(Slow(80), batch_size=4))
+        with Bench(maker, None, None, bar) as bench:
+            one, two = (Turn(bench, LoaderSettings(num_workers=n), alone=True) for n in (0, 1))
+            assert one.block(0.01).steps >= 3
+            assert two.block(0.01).steps >= 3
+            assert [child.is_alive() for child in multiprocessing.active_children()] == [True]
+            one.block(0.01)
+            assert not multiprocessing.active_children()
+
+
 # ---- bad arguments -------------------------------------------------------------------------------
 
 
@@ -188,12 +235,12 @@ def test_a_function_builds_loaders_that_cannot_be_built_again(nothing_left: None
         (None, "Expected dataloader to be a loader"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_with_the_reason(loader: Any, text: str) -> None:
+def test_what_cannot_be_tuned_isrefused_by_with_the_reason(loader: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         tune(loader)
 
 
-def test_a_function_that_ignores_the_settings_is_refused() -> None:
+def test_a_function_that_ignores_the_settings_isrefused_by() -> None:
     maker = Maker.of(lambda settings: DataLoader(Slow(8)))
     with pytest.raises(ValueError, match="num_workers=0 where 2"):
         maker.make(LoaderSettings(num_workers=2))
@@ -304,7 +351,7 @@ def test_it_stops_where_training_alone_is_no_faster(monkeypatch: pytest.MonkeyPa
     assert any("stopped early" in note for note in found.notes)
 
 
-def test_what_does_not_fit_is_refused_and_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_isrefused_by_and_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tight = Machine(usable_cpus=16, shared_memory_free_bytes=10 * 10**6)
     found, bench = searched(monkeypatch, modelled, machine=tight, costs=WAITS)
     for settings in bench.tried:
@@ -379,3 +426,15 @@ def test_the_probe_names_what_cannot_be_probed() -> None:
 
     with pytest.raises(ValueError, match="no batch"):
         probing.measure_batch_costs(DataLoader(Empty()), seconds=1, progress=False)
+
+
+def tune_in_a_small_place() -> None:
+    """For a process of its own: tune fat batches, print what is free, a batch, and the trials."""
+    free = inspect_machine().shared_memory_free_bytes
+    result = tune(DataLoader(Fat(400, 0.004), batch_size=4), seconds=8.0)
+    rows = json.loads(result.trials.to_json(orient="records"))
+    print(json.dumps([free, 4 * 2**20, rows]))
+
+
+if __name__ == "__main__":
+    tune_in_a_small_place()

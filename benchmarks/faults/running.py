@@ -30,7 +30,7 @@ def run_apart(case: Case, seed: int, *, advise: bool) -> tuple[Outcome, str]:
     command = [*case.launcher, sys.executable, "-W", "ignore", "-m", "benchmarks.faults"]
     command += ["--one", case.name, "--seed", str(seed), *(["--advise"] if advise else [])]
     outcome = Outcome(case.name, seed, case.right, case.control)
-    if case.launcher and (refused := _refused(case.launcher)):
+    if case.launcher and (refused := refused_by(case.launcher)):
         return outcome.changed(cannot_run=refused), ""
     code, said, complaints = run_limited(command, LIMIT_S)
     if code is None:
@@ -73,7 +73,7 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _refused(launcher: tuple[str, ...]) -> str | None:
+def refused_by(launcher: tuple[str, ...]) -> str | None:
     """Why a launcher does not work here, or None."""
     try:
         tried = subprocess.run([*launcher, "true"], capture_output=True, text=True, timeout=10)
