@@ -13,6 +13,7 @@ import torch
 
 from dataloading.batches import count_samples, move_to
 from dataloading.borrowing import Borrowed
+from dataloading.observing import finished_batches, has_arrived, queue_is_full
 from dataloading.paired_ratios import (
     CONFIDENCE,
     FEWEST_PAIRS,
@@ -23,12 +24,14 @@ from dataloading.paired_ratios import (
 from dataloading.progress import TimeBar
 from dataloading.storage_reads import FROM_STORAGE, Reads, reads_since, reads_so_far
 from dataloading.timing import TrainStep
-from dataloading.watchdog import ProbeTimeout, close_iterator
+from dataloading.watchdog import ProbeTimeout, close_iterator, open_iterator
 
 WANTED_FOURS = 12  # the budget is cut into this many fours of blocks when steps are short enough
 BLOCKS_SHARE = 0.7  # of the time; the rest goes to emptying queues
 LATEST = 1.5  # times the budget: so long it may take to get the fewest pairs
 WARM_SHARE = 1 / 3  # of the budget, at most, to get files into the page cache
+MOST_EMPTYING = 3  # queues; a loader that is faster than its batches are taken is never empty
+POLL_S = 0.002
 WARM_UP_STEPS = 2  # trained after the queue is empty, before a block is timed
 FEWEST_BLOCK_STEPS = 3  # a block of fewer steps is mostly its edges
 SIDES = ("before", "after")
@@ -210,6 +213,7 @@ class LoaderBlocks:
         self.doing = doing
         self.iterator: Any = None
         self.queued = lent.queued_batches
+        self.workers = max(1, lent.settings.num_workers) if lent.settings is not None else 1
         self.batched = lent.batched
 
     def __enter__(self) -> LoaderBlocks:
@@ -223,10 +227,10 @@ class LoaderBlocks:
         """Load one batch and train on it; returns its samples."""
         self.doing[0] = f"Waiting for a batch of the loader {self.name!r}"
         if self.iterator is None:
-            self.iterator = iter(self.loader)
+            self.iterator = open_iterator(self.loader)
         batch = next(self.iterator, _END)
         if batch is _END:  # an epoch ends; the restart belongs to the run
-            self.iterator = iter(self.loader)
+            self.iterator = open_iterator(self.loader)
             batch = next(self.iterator, _END)
             if batch is _END:
                 raise ValueError(
@@ -244,23 +248,52 @@ class LoaderBlocks:
     def block(self, seconds: float) -> Block:
         """Run one block; its samples, seconds and steps are those without the warm-up.
 
-        The queue filled while the other loader ran. It is emptied first, without training, since
-        training would let it fill again.
+        Every worker delivers the same number of batches in it. Afterwards the workers fill their
+        queue, before the other loader is measured.
         """
         earlier = self._reads()
-        for _ in range(self.queued):
-            self.step(train=False)
+        self._empty_queue()
         for _ in range(WARM_UP_STEPS):
             self.step()
         synchronize()
         started = time.perf_counter()
         samples = steps = 0
-        while steps < FEWEST_BLOCK_STEPS or time.perf_counter() - started < seconds:
+        while (
+            steps < FEWEST_BLOCK_STEPS
+            or steps % self.workers
+            or time.perf_counter() - started < seconds
+        ):
             samples += self.step()
             steps += 1
         synchronize()
         elapsed_s = time.perf_counter() - started
-        return Block(samples, elapsed_s, steps, reads_since(earlier, self._reads()))
+        block = Block(samples, elapsed_s, steps, reads_since(earlier, self._reads()))
+        self._fill_queue(elapsed_s)
+        return block
+
+    def _empty_queue(self) -> None:
+        """Take what was prepared while the other loader ran, until a batch has to be waited for.
+
+        Without training, since training would let the queue fill again; workers finish some more
+        batches meanwhile, which the steps after them must not find ready either.
+        """
+        for number in range(MOST_EMPTYING * self.queued):
+            ready = has_arrived(self.iterator) or bool(finished_batches(self.iterator))
+            self.step(train=False)
+            if number >= self.queued and not ready:
+                return
+
+    def _fill_queue(self, block_s: float) -> None:
+        """Let the workers rest with a full queue: filling it takes the CPUs from whoever runs next.
+
+        Takes no longer than the block did.
+        """
+        deadline = time.perf_counter() + block_s
+        batch_s = block_s / max(1, self.queued)
+        while self.queued and time.perf_counter() < deadline:
+            if queue_is_full(self.iterator):
+                return
+            time.sleep(min(batch_s, POLL_S))
 
     def _reads(self) -> Reads | None:
         workers = getattr(self.iterator, "_workers", ())

@@ -100,3 +100,25 @@ def has_arrived(iterator: Any) -> bool:
         return queue is not None and not queue.empty()
     except (OSError, AttributeError):  # closed, or of another kind
         return False
+
+
+def queue_is_full(iterator: Any) -> bool | None:
+    """Whether the workers have finished all batches that they were asked for, and rest.
+
+    Reads the private `_worker_result_queue`, `_data_queue` and `_task_info` of torch's
+    multiprocessing iterator (torch 2.6 to 2.14). None where there is no such thing, or the system
+    does not count what is in a queue (macOS).
+    """
+    tasks = getattr(iterator, "_task_info", None)
+    queues = {
+        id(q): q
+        for n in ("_worker_result_queue", "_data_queue")
+        if (q := getattr(iterator, n, None))
+    }
+    if not isinstance(tasks, dict) or not queues:
+        return None
+    try:
+        waiting = sum(queue.qsize() for queue in queues.values())
+    except (OSError, NotImplementedError, AttributeError, ValueError):
+        return None
+    return waiting + (finished_batches(iterator) or 0) >= len(tasks)
