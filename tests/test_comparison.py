@@ -540,20 +540,24 @@ def test_the_benchmark_runs_and_counts(options, tmp_path, capsys):
 
 
 @workloads.linux_only
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_block_holds_as_many_batches_of_each_worker_and_leaves_a_full_queue():
     loader = DataLoader(workloads.Slow(4000, 0.001), batch_size=4, num_workers=3)
-    with borrowed(loader) as lent, time_bar(1.0, "", enabled=False) as bar:
-        with LoaderBlocks(lent, "before", None, None, bar, [""]) as blocks:
-            for seconds in (0.0, 0.1):
-                block = blocks.block(seconds)
-                assert block.steps % 3 == 0
-                assert block.samples == 4 * block.steps
-            deadline = time.monotonic() + 5.0  # a block of no length leaves no time for it
-            while not queue_is_full(blocks.iterator) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert queue_is_full(blocks.iterator)
-            blocks.step(train=False)  # and a worker begins with the next one
-            assert not queue_is_full(blocks.iterator)
+    with (
+        borrowed(loader) as lent,
+        time_bar(1.0, "", enabled=False) as bar,
+        LoaderBlocks(lent, "before", None, None, bar, [""]) as blocks,
+    ):
+        for seconds in (0.0, 0.1):
+            block = blocks.block(seconds)
+            assert block.steps % 3 == 0
+            assert block.samples == 4 * block.steps
+        deadline = time.monotonic() + 5.0  # a block of no length leaves no time for it
+        while not queue_is_full(blocks.iterator) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert queue_is_full(blocks.iterator)
+        blocks.step(train=False)  # and a worker begins with the next one
+        assert not queue_is_full(blocks.iterator)
 
 
 def test_what_has_no_queue_is_not_said_to_be_full():
