@@ -218,7 +218,8 @@ def gather_evidence(
         replay_noise=_spread(arms.replay),
         step_cpu_s=arms.step_cpu_s,
         alone_period_s=None if arms.alone is None else _undisturbed(arms.alone, arms.real.total_s),
-        one_worker_batch_s=_one_worker_batch_s(arms),
+        **_one_worker_figures(arms),
+        own_iteration=_iterates_itself(dataloader),
         collate_s=workers.collate_cpu_s if workers is not None else None,
         dropped_settings=ineffective_options(dataloader),
         is_stream=isinstance(getattr(dataloader, "dataset", None), IterableDataset),
@@ -231,7 +232,19 @@ def gather_evidence(
     if profile is None:
         return replace(evidence, reasons={**evidence.reasons, "cpu_s": profile_reason or ""})
     costs = BatchCosts.of(profile, workers, arms.step_cpu_s or 0.0)
+    if _delivers_items(dataloader):
+        # what the data set gives is a batch already, however many samples that is
+        costs = replace(costs, batch_size=evidence.batch_size or costs.batch_size)
     return evidence.with_profile(profile, costs.for_batch_size(evidence.batch_size))
+
+
+def _delivers_items(dataloader: Any) -> bool:
+    """Whether a loader passes on what its data set gives, without making batches of it."""
+    return (
+        isinstance(dataloader, DataLoader)
+        and dataloader.batch_sampler is None
+        and (dataloader.batch_size is None)
+    )
 
 
 def _undisturbed(arm: LoaderTiming | None, in_the_run_s: np.ndarray) -> float:
@@ -255,9 +268,21 @@ def profile_or_reason(dataloader: Any) -> tuple[SampleProfile | None, str | None
         return None, f"{type(error).__name__}: {error}"
 
 
-def _one_worker_batch_s(arms: Arms) -> float | None:
+def _one_worker_figures(arms: Arms) -> dict[str, Any]:
     workers = arms.one_worker.workers if arms.one_worker is not None else None
-    return workers.batch_s if workers is not None else None
+    if workers is None:
+        return {}
+    return {
+        "one_worker_batch_s": workers.batch_s,
+        "one_worker_mean_batch_s": workers.mean_batch_s,
+    }
+
+
+def _iterates_itself(dataloader: Any) -> bool:
+    """Whether a loader's class has an `__iter__` of its own, whose work we cannot see into."""
+    if not isinstance(dataloader, DataLoader):
+        return False
+    return type(dataloader).__iter__ is not DataLoader.__iter__
 
 
 def _sending(dataloader: Any, machine: Machine) -> dict[str, Any]:

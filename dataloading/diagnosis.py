@@ -10,6 +10,7 @@ from dataloading.codes import CODES, SEVERITIES, Finding
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
+from dataloading.main_process_rules import MAIN_PROCESS_RULES
 from dataloading.memory_rules import MEMORY_RULES
 from dataloading.profiling import SampleProfile
 from dataloading.results import Result, format_count, format_value
@@ -48,7 +49,7 @@ PARTS = {  # what a ceiling belongs to, in words
 }
 GROUPS = ("time", "memory", "samples", "setup")  # of equally severe findings, time comes first
 
-RULES = (*TIME_RULES, *WORKER_RULES, *MEMORY_RULES, *SETUP_RULES)
+RULES = (*MAIN_PROCESS_RULES, *TIME_RULES, *WORKER_RULES, *MEMORY_RULES, *SETUP_RULES)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -66,6 +66,9 @@ class Evidence(Result):
         handover_s: Seconds to get a batch that stands ready.
         blocked_share: Share of the waiting during which a later batch stood ready in the queue.
         one_worker_batch_s: Wall seconds of a batch with a single worker, undisturbed by others.
+        worker_mean_batch_s, one_worker_mean_batch_s: The same two as means late in the run, which
+            rare long batches raise above the median.
+        own_iteration: Whether the loader is of a class that iterates in its own way.
         sampler_s: Choosing the indices of one batch, in the training process.
         storage_share: Share of the bytes read that came from storage, late in the run.
         first_storage_share: The same for the first epoch or the first quarter of the run.
@@ -131,6 +134,9 @@ class Evidence(Result):
     blocked_share: float | None = None
     handover_s: float | None = None
     one_worker_batch_s: float | None = None
+    worker_mean_batch_s: float | None = None
+    one_worker_mean_batch_s: float | None = None
+    own_iteration: bool | None = None
     sampler_s: float | None = None
     storage_share: float | None = None
     first_storage_share: float | None = None
@@ -187,6 +193,7 @@ class Evidence(Result):
         if (workers := timing.workers) is not None:
             seen |= {
                 "worker_batch_s": workers.batch_s,
+                "worker_mean_batch_s": workers.mean_batch_s,
                 "worker_threads": workers.threads,
                 **_top_stage(workers.stages),
                 **{name: getattr(workers, name) for name in FROM_WORKERS},
@@ -252,6 +259,7 @@ class Evidence(Result):
             batch_bytes=self.batch_bytes or 0,
             tensors=self.tensors_per_batch or 1,
             step_cpu_s=self.step_cpu_s or 0.0,
+            handover_s=self.handover_s or 0.0,
         )
 
     @property

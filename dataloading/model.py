@@ -36,6 +36,7 @@ MEMORY_ERROR = 0.3  # half-width of the memory interval, as a share, where a wor
 WEIGHED_ERROR = 0.1  # the same where it was
 TIMELINE_BATCHES = 60  # enough to see the steady state behind a first burst
 PLAYED_BATCHES = 200  # enough for the mean of batches that differ
+FELT_SHARE = 0.1  # of a train step
 UNEVEN = 0.02  # batches whose times differ by less (standard deviation over mean) need no play
 
 
@@ -51,7 +52,8 @@ def step_bounds(
         machine: CPUs and ranks.
 
     Returns:
-        `compute`, `workers` and `cpu` in seconds; without workers, `loading` takes the place of
+        `compute`, `workers` and `cpu` in seconds, and `transfer` where handing over a batch that
+        stands ready is a noticeable part of a step; without workers, `loading` takes the place of
         `workers`: the sum of loading and training, which take turns.
 
     Source: P. Denning, J. Buzen, The Operational Analysis of Queueing Network Models (1978).
@@ -63,8 +65,11 @@ def step_bounds(
         alone = costs.alone_s if costs.alone_s is not None else costs.cpu_s + costs.wait_s
         return {"compute": step_s, "loading": alone + step_s, "cpu": costs.cpu_s}
     crowding = costs.crowding_with(workers, cpus)
+    # a hand-over that is felt has a name of its own
+    ready = "transfer" if costs.handover_s > FELT_SHARE * step_s else "compute"
     return {
-        "compute": step_s + costs.handover_s,
+        "compute": step_s,
+        ready: step_s + costs.handover_s,
         "workers": costs.batch_s * crowding / workers,
         "cpu": _cpu_s(costs, workers, crowding, cpus) + costs.step_cpu_s / cpus,
     }
@@ -91,7 +96,7 @@ class Prediction(Result):
         memory_bytes: Private memory of the workers, and their queue of finished batches.
         shared_memory_bytes: Bytes of finished batches that wait in shared memory.
         open_files: File descriptors held by workers and queued batches.
-        limit: The part that binds: `compute`, `workers`, `loading` or `cpu`.
+        limit: The part that binds: `compute`, `transfer`, `workers`, `loading` or `cpu`.
         shortage: Which budget of the machine this would overrun, in words; None when it fits.
         timeline: DataFrame of the simulated run, see `simulate_timeline`.
     """

@@ -36,6 +36,7 @@ from dataloading.settings import LoaderSettings
 if TYPE_CHECKING:
     import pandas as pd
 
+MODEL_FITS = 1.5  # times the predicted step: a slower run is slow for a reason it does not know
 PER_BATCH = ("transfer", "per-sample-overhead")  # paid for each batch, whatever its size
 ELSEWHERE = (
     *("cpu-bound", "collate", "transfer", "per-sample-overhead", "serialised-workers"),
@@ -50,7 +51,8 @@ class Recommendation(Result):
     Attributes:
         settings: What to set; the batch size stays as it is.
         reasons: Setting -> why.
-        predicted: What the model expects of these settings; None where costs were not measured.
+        predicted: What the model expects of these settings; None where costs were not measured, or
+            the present run is far slower than it explains.
         predicted_gain: Predicted rate over the predicted rate of the present settings; 1 when
             nothing changes, None where it cannot be computed.
         refused: What was considered and refused -> why.
@@ -161,7 +163,12 @@ def recommend_settings(
         chosen = fit(chosen, costs, machine, memory_fraction, reasons, refused)
     chosen = choose_persistence(chosen, epochs, reasons)
     predicted = gain = beside = None
-    if costs is not None and step_s is not None and diagnosis.verdict != "inconclusive":
+    if (
+        costs is not None
+        and step_s is not None
+        and diagnosis.verdict != "inconclusive"
+        and (chosen.num_workers == 0 or _model_fits(evidence, costs, step_s, diagnosis.machine))
+    ):
         beside = _rules_beside(costs, step_s, machine, memory_fraction)
         predicted = predict_dataloader(costs, chosen, step_s=step_s, machine=machine)
         gain = epoch_s(present, diagnosis, costs, step_s, machine, epochs) / max(
@@ -176,6 +183,14 @@ def recommend_settings(
         advice=_advice(diagnosis.findings, evidence, chosen),
         beside=beside,
     )
+
+
+def _model_fits(evidence: Evidence, costs: BatchCosts, step_s: float, machine: Machine) -> bool:
+    """Whether the model explains the present rate; else it cannot tell what workers would give."""
+    if not evidence.period_s:
+        return True
+    expected_s = step_seconds(costs, evidence.settings, step_s, machine)
+    return evidence.period_s <= MODEL_FITS * expected_s
 
 
 def _advice(

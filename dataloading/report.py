@@ -17,6 +17,7 @@ from dataloading.wording import (
     cause_sentence,
     comparison_sentence,
     figure_text,
+    nothing_to_set,
     predicted_gain,
     prediction_sentence,
     settings_snippet,
@@ -111,7 +112,7 @@ def _diagnosis(diagnosis: Diagnosis) -> list[str]:
 
 def _recommendation(diagnosis: Diagnosis, recommendation: Recommendation) -> list[str]:
     snippet = settings_snippet(recommendation, diagnosis.evidence.settings)
-    lines = snippet.splitlines() or ["No setting needs to change."]
+    lines = snippet.splitlines() or [nothing_to_set(recommendation)]
     lines += ["", *_wrap(prediction_sentence(diagnosis, recommendation))]
     for title, texts in (
         ("Why", [f"{name}: {why}" for name, why in recommendation.reasons.items()]),

@@ -19,6 +19,7 @@ from dataloading.wording import (
     comparison_sentence,
     figure_text,
     measured_lines,
+    nothing_to_set,
     outcome_sentence,
     predicted_gain,
     prediction_sentence,
@@ -176,7 +177,7 @@ def _settings(diagnosis: Diagnosis, recommendation: Recommendation) -> str:
     parts = [
         f"<pre><code>{escape(snippet)}</code></pre>"
         if snippet
-        else "<p>No setting needs to change.</p>"
+        else f"<p>{escape(nothing_to_set(recommendation))}</p>"
     ]
     parts.append(f"<p>{escape(prediction_sentence(diagnosis, recommendation))}</p>")
     if recommendation.reasons:

@@ -38,6 +38,7 @@ COPY_BYTES_PER_S = 2e9  # copying into fresh memory, page faults included, on a 
 HEAVY_BATCH_BYTES = 2**20  # smaller batches of few tensors cost their hand-over, not their bytes
 MANY_TENSORS = 10
 COPY_SLACK = 2.0  # collating may take twice that and still be mere copying
+WORKING_SHARE = 0.75  # of the workers of a stream, told by batches made at the same time
 INTERFERENCE_FACTOR = 1.3  # the real run against the slower of its two arms
 
 # What the percentage of `nvidia-smi` means, said wherever it could mislead.
@@ -118,7 +119,7 @@ def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None
         or evidence.num_workers is None
     ):
         return None
-    if tiny_samples(evidence):
+    if tiny_samples(evidence) or _some_have_no_work(evidence):
         return None
     now = max(step_bounds(costs, evidence.settings, step_s, machine).values())
     wanted = best_workers(costs, step_s, machine)
@@ -126,6 +127,14 @@ def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None
     gain = now / max(max(step_bounds(costs, settings, step_s, machine).values()), 1e-12)
     if wanted <= evidence.num_workers or gain < WORTH_A_CHANGE:
         return None
+    shared = not evidence.is_stream or evidence.shares_out is True
+    advice = f"Set num_workers={wanted}."
+    if evidence.shares_out is False:
+        advice = f"{SHARE_ADVICE} Then set num_workers={wanted}; before that each worker would "
+        advice += "deliver all samples."
+    elif not shared:
+        advice = "Where the iterable data set gives each worker a share of its own (check_samples "
+        advice += f"tells), set num_workers={wanted}."
     return finding(
         "too-few-workers",
         f"Training waits {format_seconds(evidence.wait_s or 0.0)} a step with "
@@ -142,13 +151,18 @@ def too_few_workers_rule(evidence: Evidence, machine: Machine) -> Finding | None
             "usable_cpus": machine.cpus_per_rank,
             "steps": evidence.steps,
         },
-        advice=f"Set num_workers={wanted}."
-        if evidence.shares_out is not False
-        else f"{SHARE_ADVICE} Then set num_workers={wanted}; before that each worker would deliver "
-        "all samples.",
-        expected_gain=gain,
-        severity="critical" if gain > LARGE_GAIN else "warning",
+        advice=advice,
+        expected_gain=gain if shared else None,
+        severity="critical" if gain > LARGE_GAIN and shared else "warning",
     )
+
+
+def _some_have_no_work(evidence: Evidence) -> bool:
+    """Whether some workers of a stream deliver nothing, as with fewer files than workers."""
+    workers, alone, batch = evidence.num_workers, evidence.alone_period_s, evidence.worker_batch_s
+    if not evidence.is_stream or not workers or workers < 2 or not alone or not batch:
+        return False
+    return batch / alone < WORKING_SHARE * workers
 
 
 def cpu_bound_rule(evidence: Evidence, machine: Machine) -> Finding | None:
@@ -235,7 +249,7 @@ def transfer_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Sending batches takes the larger part of their time."""
     if not is_data_bound(evidence) or tiny_samples(evidence):
         return None
-    if _dominant_part(evidence) != "transfer":
+    if _dominant_part(evidence) != "transfer" or not _parts_explain_the_pace(evidence):
         return None
     return finding(
         "transfer",
@@ -253,6 +267,13 @@ def transfer_rule(evidence: Evidence, machine: Machine) -> Finding | None:
             "steps": evidence.steps,
         },
     )
+
+
+def _parts_explain_the_pace(evidence: Evidence) -> bool:
+    """Whether what a batch costs comes near to what the loader alone takes for one."""
+    alone = evidence.alone_period_s
+    known_s = max(workers_pace_s(evidence), _batch_s(evidence) / max(1, evidence.num_workers or 0))
+    return not alone or max(known_s, evidence.send_s or 0.0) >= MOST_OF_IT * alone
 
 
 def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:

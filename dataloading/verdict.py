@@ -7,7 +7,7 @@ from dataloading.evidence import FEWEST_STEPS, Evidence
 DATA_BOUND_SHARE = 0.10  # waiting for a tenth of the time is worth an afternoon
 QUIET_SHARE = 0.05  # less waiting than this cannot be told from noise
 HANDOVER_SHARE = 0.20  # getting batches that stand ready is worth an afternoon from here on
-WORKERS_BIND = 0.9  # of a step: workers whose batches take so long set the pace
+WORKERS_BIND = 0.75  # of a step: workers whose batches take so long set the pace, or nearly
 RESTART_SHARE = 0.15  # of an epoch spent on its start
 HOST_SHARE = 0.20  # other work beyond a fifth of the step is not mere loop overhead
 

@@ -198,7 +198,9 @@ class WatchedLoader:
         epoch, so that any of them can name a slow rank.
         """
         timing = self.timing
-        reasons = {"cpu_s": "watching sees waits and steps, not what a sample costs"}
+        reasons = {
+            "cpu_s": "watching sees waits and steps, not what a sample costs (diagnose_dataloader does)"
+        }
         waits, reason = waits_told(WATCHED)
         evidence = Evidence(
             dropped_settings=ineffective_options(self._loader),

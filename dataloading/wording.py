@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from dataloading.loader_timing import LoaderTiming
 
 UNITS = ("_samples_per_s", "_bytes", "_percent", "_s")  # endings that the value itself shows
-LIMITS = {"compute": "the train step", "workers": "the workers", "cpu": "the CPUs"}
+LIMITS = {
+    "compute": "the train step",
+    "transfer": "handing batches over",
+    "workers": "the workers",
+    "cpu": "the CPUs",
+}
 FELT = 0.97  # of the steady rate: starts of epochs that cost less are not worth a line
 PARTS = (
     ("wait", "waiting for data"),
@@ -63,6 +68,13 @@ def figure_text(name: str, value: Any) -> str:
     return format_value(name, value)
 
 
+def nothing_to_set(recommendation: Recommendation) -> str:
+    """What to say where all settings stay."""
+    if recommendation.advice:
+        return "No setting needs to change: what helps here is not a setting, see below."
+    return "No setting needs to change."
+
+
 def verdict_sentence(diagnosis: Diagnosis) -> str:
     """The diagnosis in one sentence.
 
@@ -83,7 +95,8 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
         return f"No verdict: from {steps} nothing can be concluded; measure longer."
     if diagnosis.verdict == "data-bound":
         cause = diagnosis.top("time")
-        because = "; its cause was not measured, which diagnose_dataloader does"
+        why = evidence.reasons.get("cpu_s") or "what a sample costs is not known"
+        because = f"; its cause was not measured: {why}"
         if evidence.costs is not None:
             because = "; no single cause stands out"
         if cause is not None:

@@ -52,6 +52,8 @@ class WorkerCosts(Result):
         fetch_s, fetch_cpu_s: Wall and CPU seconds for getting the samples of one batch.
         collate_s, collate_cpu_s: The same for putting them together.
         samples: Samples per batch.
+        mean_batch_s: Mean wall seconds of a batch in the second half of each worker's batches, which
+            rare long ones raise above the median.
         slow_batch_factor: 99th percentile of the batches over their median; None with few batches.
         run_delay_share: Share of the batch time spent waiting for a CPU; None where unknown.
         extra_cpu_share: CPU time of the process's other threads, as a share of the batch time.
@@ -74,6 +76,7 @@ class WorkerCosts(Result):
     collate_s: float
     collate_cpu_s: float
     samples: float
+    mean_batch_s: float | None = None
     slow_batch_factor: float | None = None
     run_delay_share: float | None = None
     extra_cpu_share: float | None = None
@@ -131,6 +134,8 @@ def extra_costs(records: np.ndarray) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if len(records) >= FEWEST_FOR_TAIL and np.median(wall) > 0:
         found["slow_batch_factor"] = float(np.percentile(wall, 99) / np.median(wall))
+    later_ns = [own[len(own) // 2 :] for own in _by_worker(records, wall)]
+    found["mean_batch_s"] = float(np.concatenate(later_ns).mean()) / 1e9
     known = records["threads"][records["threads"] > 0]
     found["threads"] = int(np.median(known)) if len(known) else None
     changes = [_changes(records[records["worker"] == w]) for w in np.unique(records["worker"])]
@@ -152,6 +157,10 @@ def extra_costs(records: np.ndarray) -> dict[str, Any]:
     found["storage_share"] = _storage_share(later)
     found["first_storage_share"] = _storage_share(first)
     return found
+
+
+def _by_worker(records: np.ndarray, values: np.ndarray) -> list[np.ndarray]:
+    return [values[records["worker"] == worker] for worker in np.unique(records["worker"])]
 
 
 def _changes(own: np.ndarray) -> dict[str, np.ndarray]:

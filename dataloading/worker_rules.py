@@ -22,8 +22,8 @@ STRAGGLER_FACTOR = 4.0  # the slowest batches against the median
 BLOCKED_SHARE = 0.3  # of the waiting while something finished stood behind the slow batch
 MOST_SERIAL = 1.5  # times the number of workers
 SERIAL_FACTOR = 1.6  # a batch among several workers against one with a single worker
+NEVER_IDLE = 0.85  # of the time, a worker has a batch in work
 CPU_WAIT_SHARE = 0.25  # waiting for a CPU explains a slower batch from here on
-SAMPLER_SHARE = 0.5  # of the waiting
 FROM_STORAGE = 0.5  # most bytes come from storage
 FROM_CACHE = 0.1  # nearly none does
 COLD_FACTOR = (
@@ -103,7 +103,7 @@ def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     if factor < STRAGGLER_FACTOR or blocked < BLOCKED_SHARE:
         return None
-    if (evidence.wait_share or 0.0) < DATA_BOUND_SHARE:
+    if (evidence.wait_share or 0.0) < DATA_BOUND_SHARE or takes_unfair_turns(evidence):
         return None
     saved = (evidence.wait_share or 0.0) * blocked
     return finding(
@@ -123,28 +123,42 @@ def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
+def takes_unfair_turns(evidence: Evidence) -> bool:
+    """Whether workers wait for one another and some starve: most batches are as fast as ever.
+
+    The mean batch tells, of workers that are never idle. Behind a slow sample the others have
+    finished all they were asked for, and are.
+    """
+    among, alone = evidence.worker_mean_batch_s, evidence.one_worker_mean_batch_s
+    if not among or not alone or not evidence.num_workers or not evidence.period_s:
+        return False
+    never_idle = among >= NEVER_IDLE * evidence.num_workers * evidence.period_s
+    return never_idle and among >= SERIAL_FACTOR * alone
+
+
 def serialised_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     """Workers that wait for one another."""
-    alone, among = evidence.one_worker_batch_s, evidence.worker_batch_s
-    if not evidence.num_workers or evidence.num_workers < 2 or not alone or not among:
+    workers = evidence.num_workers
+    if not workers or workers < 2 or not is_data_bound(evidence) or tiny_samples(evidence):
+        return None
+    if (evidence.run_delay_share or 0.0) >= CPU_WAIT_SHARE:
+        return None
+    among, alone = evidence.worker_batch_s, evidence.one_worker_batch_s
+    if takes_unfair_turns(evidence):
+        among, alone = evidence.worker_mean_batch_s, evidence.one_worker_mean_batch_s
+    if not among or not alone:
         return None
     factor = among / alone
-    delayed = (evidence.run_delay_share or 0.0) >= CPU_WAIT_SHARE
     # workers that wait for one another are at most as slow as one after the other: a batch that is
     # slower than that was made under other conditions, such as files that were read for the first time
-    if factor > MOST_SERIAL * evidence.num_workers:
-        return None
-    if factor < SERIAL_FACTOR or delayed or not is_data_bound(evidence) or tiny_samples(evidence):
+    if not SERIAL_FACTOR <= factor <= MOST_SERIAL * workers:
         return None
     costs = evidence.costs
-    cpu_explains = costs is not None and costs.cpu_s * evidence.num_workers > (
-        MOST_OF_IT * among * machine.cpus_per_rank
-    )
-    if cpu_explains:
-        return None
+    if costs is not None and costs.cpu_s * workers > MOST_OF_IT * among * machine.cpus_per_rank:
+        return None  # the CPUs explain it
     return finding(
         "serialised-workers",
-        f"A batch takes {format_seconds(among)} with {evidence.num_workers} workers and "
+        f"A batch takes {format_seconds(among)} with {workers} workers and "
         f"{format_seconds(alone)} with one, though they do not wait for a CPU: they wait for one "
         "another.",
         {
@@ -153,34 +167,10 @@ def serialised_rule(evidence: Evidence, machine: Machine) -> Finding | None:
             "slowdown": factor,
             "threshold_slowdown": SERIAL_FACTOR,
             "run_delay_share": evidence.run_delay_share,
-            "num_workers": evidence.num_workers,
+            "num_workers": workers,
         },
         severity="critical",
-        expected_gain=factor if factor < evidence.num_workers else float(evidence.num_workers),
-    )
-
-
-def sampler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
-    """Choosing indices takes most of the waiting."""
-    sampler, wait = evidence.sampler_s, evidence.wait_s
-    if sampler is None or wait is None or not is_data_bound(evidence):
-        return None
-    if sampler < SAMPLER_SHARE * wait:
-        return None
-    period = evidence.period_s or 0.0
-    return finding(
-        "slow-sampler",
-        f"Choosing the samples of a batch takes {format_seconds(sampler)} of the "
-        f"{format_seconds(wait)} that training waits.",
-        {
-            "sampler_s": sampler,
-            "wait_s": wait,
-            "threshold_share": SAMPLER_SHARE,
-            "num_workers": evidence.num_workers,
-            "steps": evidence.steps,
-        },
-        severity="critical",
-        expected_gain=period / (period - sampler) if 0 < sampler < period else None,
+        expected_gain=min(factor, float(workers)),
     )
 
 
@@ -332,7 +322,6 @@ def slow_rank_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 
 WORKER_RULES = (
     slow_rank_rule,
-    sampler_rule,
     straggler_rule,
     serialised_rule,
     thread_rule,

@@ -247,6 +247,16 @@ def test_larger_batches_come_last_and_are_said_to_change_training() -> None:
     assert "change training" in advice[-1]
 
 
+def test_where_the_model_does_not_explain_the_present_rate_nothing_is_predicted() -> None:
+    evidence = loop(workers=4, wait=0.162, blocked_share=0.2, **WAITING)  # 4 should take 40 ms
+    result = recommend(evidence, machine(2))
+    assert result.predicted is None
+    assert result.predicted_gain is None
+    assert result.beside is None
+    fits = recommend(loop(workers=2, wait=0.041, **WAITING), machine(2))
+    assert fits.predicted_gain is not None
+
+
 def test_pinned_batches_count_in_the_budget() -> None:
     cuda = (Accelerator("cuda", "GPU", None),)
     evidence = loop(workers=4, wait=0.162, batch_bytes=100 * MIB, **WAITING)

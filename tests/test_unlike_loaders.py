@@ -1,0 +1,181 @@
+"""What ten loaders of other projects taught: the figures that they gave, and what they must be called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from evidence_made_up import loop
+from torch.utils.data import DataLoader, IterableDataset
+
+from dataloading.arms import Arms, gather_evidence
+from dataloading.diagnosis import diagnose
+from dataloading.evidence import Evidence
+from dataloading.loader_timing import LoaderTiming
+from dataloading.machine import Machine
+from dataloading.profiling import profile_samples
+from dataloading.recommendation import recommend_settings
+from dataloading.wording import nothing_to_set, verdict_sentence
+from dataloading.worker_costs import RECORD, WorkerCosts
+
+TWO = Machine(usable_cpus=2, start_method="fork")
+
+
+def named(evidence: Evidence) -> list[str]:
+    return [found.code for found in diagnose(evidence, TWO).findings]
+
+
+# four workers share a database that only one may use, and who waits asks again now and then
+DATABASE = loop(
+    workers=4,
+    wait=0.030,
+    step=0.008,
+    cpu_s=0.003,
+    sample_wait_s=0.0325,
+    worker_batch_s=0.0358,
+    one_worker_batch_s=0.0354,
+    worker_mean_batch_s=0.150,
+    one_worker_mean_batch_s=0.036,
+    slow_batch_factor=13.0,
+    blocked_share=0.99,
+    run_delay_share=0.001,
+    alone_period_s=0.0377,
+)
+
+
+def test_workers_that_take_unfair_turns_are_serialised_and_no_stragglers() -> None:
+    assert named(DATABASE)[0] == "serialised-workers"
+    assert "straggler" not in named(DATABASE)
+
+
+def test_workers_that_idle_behind_a_slow_sample_are_not_serialised() -> None:
+    idle = replace(DATABASE, worker_mean_batch_s=0.66 * 4 * 0.038)
+    assert named(idle)[0] == "straggler"
+    assert "serialised-workers" not in named(idle)
+
+
+def test_a_mean_that_one_worker_shows_as_well_is_no_waiting_for_one_another() -> None:
+    assert "serialised-workers" not in named(replace(DATABASE, one_worker_mean_batch_s=0.140))
+
+
+def test_the_mean_is_that_of_the_later_batches_of_each_worker() -> None:
+    records = np.zeros(8, dtype=RECORD)
+    records["worker"] = [0, 0, 0, 0, 1, 1, 1, 1]
+    records["fetch_wall_ns"] = [9e9, 9e9, 1e9, 3e9, 9e9, 9e9, 1e9, 3e9]
+    records["samples"] = 4
+    assert WorkerCosts.from_records(records).mean_batch_s == pytest.approx(2.0)
+
+
+# a stream with two files, four workers: two of them have nothing to do
+FEW_FILES = loop(
+    workers=4,
+    wait=0.1,
+    step=0.020,
+    cpu_s=0.010,
+    sample_wait_s=0.240,
+    worker_batch_s=0.250,
+    one_worker_batch_s=0.251,
+    alone_period_s=0.107,
+    is_stream=True,
+    shares_out=None,
+)
+
+
+def test_a_stream_whose_workers_have_no_work_is_not_given_more_of_them() -> None:
+    assert "too-few-workers" not in named(FEW_FILES)
+    working = replace(FEW_FILES, alone_period_s=0.0625)
+    assert "too-few-workers" in named(working)
+
+
+def test_a_number_that_the_recommendation_refuses_is_no_promise_of_the_finding() -> None:
+    found = diagnose(replace(FEW_FILES, alone_period_s=0.0625), TWO).top("time")
+    assert found.expected_gain is None
+    assert "check_samples" in found.advice
+    shared = replace(FEW_FILES, alone_period_s=0.0625, shares_out=True)
+    assert diagnose(shared, TWO).top("time").expected_gain > 1
+
+
+class Batches(IterableDataset):
+    """A stream that gives batches of 16, as a pipeline of another library does."""
+
+    def __iter__(self):
+        return iter(torch.zeros(16, 3) for _ in range(40))
+
+
+def test_what_a_data_set_gives_is_a_batch_where_the_loader_makes_none() -> None:
+    loader = DataLoader(Batches(), batch_size=None)
+    steps = np.full(20, 0.001)
+    timing = LoaderTiming(steps, 0 * steps, steps, 0 * steps, np.full(20, 16))
+    profile = profile_samples(loader)
+    evidence = gather_evidence(loader, Arms(timing, None, None, None, None), profile, machine=TWO)
+    assert evidence.batch_size == 16
+    assert evidence.batch_bytes == 16 * 3 * 4
+
+
+# a subclass that works on each batch in its own __iter__
+OWN = loop(
+    workers=2,
+    wait=0.0087,
+    step=0.0061,
+    cpu_s=0.0019,
+    sample_wait_s=0.0,
+    send_s=0.00232,
+    worker_batch_s=0.00228,
+    one_worker_batch_s=0.00187,
+    alone_period_s=0.00743,
+    batch_bytes=1_500_000,
+    own_iteration=True,
+)
+
+
+def test_work_in_the_loaders_own_iteration_is_named_and_not_taken_for_sending() -> None:
+    found = diagnose(OWN, TWO).findings
+    assert found[0].code == "host-work"
+    assert "__iter__" in found[0].message
+    assert "transfer" not in [one.code for one in found]
+    assert "host-work" not in named(replace(OWN, own_iteration=False))
+    assert "host-work" not in named(replace(OWN, alone_period_s=0.0026))
+
+
+# padding text in a Python loop, with one worker: it holds the interpreter, so handing over waits
+TEXT = loop(
+    workers=1,
+    wait=0.0207,
+    step=0.0063,
+    cpu_s=0.0227,
+    collate_s=0.0207,
+    sample_wait_s=0.0,
+    send_s=0.00186,
+    worker_batch_s=0.0227,
+    handover_s=0.0193,
+    alone_period_s=0.0254,
+    blocked_share=0.0,
+    batch_bytes=389_000,
+    tensors_per_batch=3,
+)
+
+
+def test_a_handover_that_waits_for_the_workers_own_work_is_not_the_cause() -> None:
+    assert named(TEXT)[0] == "collate"
+
+
+def test_a_sampler_that_works_at_the_start_of_epochs_is_told_in_true_words() -> None:
+    evidence = loop(workers=2, wait=0.00159, step=0.004, sampler_s=0.0151, cpu_s=0.001)
+    found = diagnose(evidence, TWO).top("time")
+    assert found.code == "slow-sampler"
+    assert "start of each epoch" in found.message
+    assert "of the 1.59 ms" not in found.message
+
+
+def test_a_loader_that_could_not_be_profiled_is_told_why() -> None:
+    evidence = loop(workers=None, wait=0.1, cpu_s=None, reasons={"cpu_s": "Web is no DataLoader"})
+    assert "Web is no DataLoader" in verdict_sentence(diagnose(evidence, TWO))
+
+
+def test_where_no_setting_helps_the_reader_is_sent_on() -> None:
+    helped = recommend_settings(diagnose(DATABASE, TWO))
+    assert helped.advice
+    assert "see below" in nothing_to_set(helped)
+    assert nothing_to_set(replace(helped, advice=())) == "No setting needs to change."
