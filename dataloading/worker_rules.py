@@ -22,7 +22,7 @@ STRAGGLER_FACTOR = 4.0  # the slowest batches against the median
 BLOCKED_SHARE = 0.3  # of the waiting while something finished stood behind the slow batch
 MOST_SERIAL = 1.5  # times the number of workers
 SERIAL_FACTOR = 1.6  # a batch among several workers against one with a single worker
-NEVER_IDLE = 0.85  # of the time, a worker has a batch in work
+NO_FASTER = 0.95  # of the time that a single worker takes for a batch
 CPU_WAIT_SHARE = 0.25  # waiting for a CPU explains a slower batch from here on
 FROM_STORAGE = 0.5  # most bytes come from storage
 FROM_CACHE = 0.1  # nearly none does
@@ -126,14 +126,14 @@ def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 def takes_unfair_turns(evidence: Evidence) -> bool:
     """Whether workers wait for one another and some starve: most batches are as fast as ever.
 
-    The mean batch tells, of workers that are never idle. Behind a slow sample the others have
-    finished all they were asked for, and are.
+    The mean batch tells, where all workers together are no faster than one. Behind a slow sample
+    that every worker meets now and then, they are.
     """
     among, alone = evidence.worker_mean_batch_s, evidence.one_worker_mean_batch_s
-    if not among or not alone or not evidence.num_workers or not evidence.period_s:
+    pace = evidence.alone_period_s or evidence.period_s
+    if not among or not alone or not pace or not evidence.num_workers:
         return False
-    never_idle = among >= NEVER_IDLE * evidence.num_workers * evidence.period_s
-    return never_idle and among >= SERIAL_FACTOR * alone
+    return pace >= NO_FASTER * alone and among >= SERIAL_FACTOR * alone
 
 
 def serialised_rule(evidence: Evidence, machine: Machine) -> Finding | None:
