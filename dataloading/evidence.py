@@ -56,6 +56,7 @@ class Evidence(Result):
         cpu_s, sample_wait_s, send_s: CPU work, waiting and sending of one batch.
         collate_s: Collating one batch, in the workers where it was seen there.
         sample_wall_s, sample_cpu_s: One sample, undisturbed.
+        slow_sample_factor: The slowest of the samples that were profiled over their median.
         worker_batch_s: Wall seconds of a batch inside a worker, during the run.
         batch_bytes, tensors_per_batch: Size of a batch.
         top_stage, top_stage_share: The dearest stage of a sample and its share of the wall time.
@@ -122,6 +123,7 @@ class Evidence(Result):
     collate_s: float | None = None
     sample_wall_s: float | None = None
     sample_cpu_s: float | None = None
+    slow_sample_factor: float | None = None
     worker_batch_s: float | None = None
     batch_bytes: int | None = None
     tensors_per_batch: int | None = None
@@ -237,6 +239,7 @@ class Evidence(Result):
             top_stage_share=share,
             sample_wall_s=profile.sample_wall_s,
             sample_cpu_s=profile.sample_cpu_s,
+            slow_sample_factor=_tail(profile.wall_s),
             collate_s=self.collate_s if self.collate_s is not None else profile.collate_s,
             batch_bytes=costs.batch_bytes,
             queue_bytes=self.settings.queued_batches * costs.batch_bytes,
@@ -276,6 +279,11 @@ class Evidence(Result):
         """How much was measured."""
         known = sum(1 for f in fields(self) if getattr(self, f.name) is not None)
         return f"{known} of {len(fields(self))} figures known, over {self.steps} steps"
+
+
+def _tail(seconds: np.ndarray) -> float | None:
+    median = float(np.median(seconds)) if len(seconds) else 0.0
+    return float(seconds.max()) / median if median > 0 else None
 
 
 def _top_stage(stages: pd.DataFrame | None) -> dict[str, Any]:

@@ -126,12 +126,13 @@ def straggler_rule(evidence: Evidence, machine: Machine) -> Finding | None:
 def takes_unfair_turns(evidence: Evidence) -> bool:
     """Whether workers wait for one another and some starve: most batches are as fast as ever.
 
-    The mean batch tells, where all workers together are no faster than one. Behind a slow sample
-    that every worker meets now and then, they are.
+    The mean batch tells, where all workers together are no faster than one, and no sample is slow
+    by itself.
     """
     among, alone = evidence.worker_mean_batch_s, evidence.one_worker_mean_batch_s
     pace = evidence.alone_period_s or evidence.period_s
-    if not among or not alone or not pace or not evidence.num_workers:
+    slow = evidence.slow_sample_factor
+    if not among or not alone or not pace or slow is None or slow >= STRAGGLER_FACTOR:
         return False
     return pace >= NO_FASTER * alone and among >= SERIAL_FACTOR * alone
 

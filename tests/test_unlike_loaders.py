@@ -39,6 +39,7 @@ DATABASE = loop(
     worker_mean_batch_s=0.110,
     one_worker_mean_batch_s=0.036,
     slow_batch_factor=13.0,
+    slow_sample_factor=1.2,
     blocked_share=0.99,
     run_delay_share=0.001,
     alone_period_s=0.0377,
@@ -54,6 +55,11 @@ def test_workers_that_are_faster_together_have_a_slow_sample_among_theirs() -> N
     faster = replace(DATABASE, alone_period_s=0.0308)  # one worker: 36 ms
     assert named(faster)[0] == "straggler"
     assert "serialised-workers" not in named(faster)
+
+
+def test_where_a_sample_is_slow_by_itself_the_others_wait_for_it() -> None:
+    assert named(replace(DATABASE, slow_sample_factor=9.0))[0] == "straggler"
+    assert named(replace(DATABASE, slow_sample_factor=None))[0] == "straggler"
 
 
 def test_a_mean_that_one_worker_shows_as_well_is_no_waiting_for_one_another() -> None:
