@@ -25,7 +25,7 @@ from dataloading.ranks import share_wait
 from dataloading.results import Result, format_value
 from dataloading.settings import LoaderSettings, ineffective_options, rebuild_dataloader
 from dataloading.sharding import gives_shares
-from dataloading.timing import TrainStep, measure_dataloader, measure_replay
+from dataloading.timing import TrainStep, length_of, measure_dataloader, measure_replay
 from dataloading.train_steps import state_kept
 from dataloading.watchdog import ProbeTimeout, loader_warnings_hidden
 from dataloading.worker_costs import WorkerCosts
@@ -220,6 +220,7 @@ def gather_evidence(
         alone_period_s=None if arms.alone is None else _undisturbed(arms.alone, arms.real.total_s),
         **_one_worker_figures(arms),
         own_iteration=_iterates_itself(dataloader),
+        promised_steps=_promised_steps(dataloader),
         collate_s=workers.collate_cpu_s if workers is not None else None,
         dropped_settings=ineffective_options(dataloader),
         is_stream=isinstance(getattr(dataloader, "dataset", None), IterableDataset),
@@ -276,6 +277,13 @@ def _one_worker_figures(arms: Arms) -> dict[str, Any]:
         "one_worker_batch_s": workers.batch_s,
         "one_worker_mean_batch_s": workers.mean_batch_s,
     }
+
+
+def _promised_steps(dataloader: Any) -> int | None:
+    """Batches that an epoch has by the loader's own word, where torch's sampling stands behind it."""
+    if not isinstance(dataloader, DataLoader) or _iterates_itself(dataloader):
+        return None
+    return None if isinstance(dataloader.dataset, IterableDataset) else length_of(dataloader)
 
 
 def _iterates_itself(dataloader: Any) -> bool:

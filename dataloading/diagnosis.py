@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # A finding that another one explains is dropped: name of the deeper cause -> what follows from it.
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
+    "dropped-samples": ("epoch-startup",),
     "slow-sampler": ("too-few-workers", "cpu-bound", "collate", "transfer", "per-sample-overhead"),
     "thread-oversubscription": ("cpu-bound", "too-few-workers", "cpu-quota", "serialised-workers"),
     "straggler": ("too-few-workers", "serialised-workers"),
@@ -87,8 +88,8 @@ class Diagnosis(Result):
         """Verdict, cause and the share of waiting."""
         share = format_value("wait_share", self.evidence.wait_share)
         cause = f", cause {self.cause}" if self.cause else ""
-        if self.verdict == "data-bound" and self.top("time") is None:
-            cause += ", cause not known"
+        if self.verdict == "data-bound" and self.cause is None:
+            cause = ", cause not known"
         if self.evidence.wait_share is None:
             return f"{self.verdict}{cause} ({format_count(self.evidence.steps, 'steady step')})"
         return f"{self.verdict}{cause} (waiting {share} of the time, {format_count(self.evidence.steps, 'steady step')})"

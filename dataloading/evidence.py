@@ -53,6 +53,7 @@ class Evidence(Result):
         alone_period_s: Seconds per batch of the loader alone.
         startup_s, epoch_restart_s: First batch, and first batch of a later epoch.
         steps_per_epoch: Batches in an epoch.
+        promised_steps: What `len` of the loader says, for a map-style data set.
         cpu_s, sample_wait_s, send_s: CPU work, waiting and sending of one batch.
         collate_s: Collating one batch, in the workers where it was seen there.
         sample_wall_s, sample_cpu_s: One sample, undisturbed.
@@ -117,6 +118,7 @@ class Evidence(Result):
     startup_s: float | None = None
     epoch_restart_s: float | None = None
     steps_per_epoch: int | None = None
+    promised_steps: int | None = None
     cpu_s: float | None = None
     sample_wait_s: float | None = None
     send_s: float | None = None

@@ -56,6 +56,7 @@ FORKED_HANG_ADVICE = (
     "multiprocessing_context='spawn', or give libraries one thread before the workers start "
     "(torch.set_num_threads(1), cv2.setNumThreads(0), OMP_NUM_THREADS=1), or keep num_workers=0."
 )
+HANG_ADVICE = "Look at the sample and at what it waits for: a network, a lock, another process."
 NO_DESCRIPTOR = "Too many open files"
 NEARLY_OUT = 0.9  # of the open files that are allowed
 DEATH_WAIT_S = 0.5  # until a worker whose connection broke has ended
@@ -272,5 +273,5 @@ def _hang(error: ProbeTimeout, progress: Progress | None) -> Finding:
         f"No batch came: {where}.",
         evidence,
         severity="critical",
-        advice=FORKED_HANG_ADVICE if method == "fork" else None,
+        advice={"fork": FORKED_HANG_ADVICE, None: HANG_ADVICE}.get(method),
     )

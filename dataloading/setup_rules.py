@@ -61,4 +61,19 @@ def pin_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
-SETUP_RULES = (copies_rule, invalid_settings_rule, pin_rule)
+def short_epoch_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """An epoch that ended before its last batch."""
+    came, promised = evidence.steps_per_epoch, evidence.promised_steps
+    if came is None or promised is None or came >= promised:
+        return None
+    return finding(
+        "dropped-samples",
+        f"An epoch ended after {came} of the {promised} batches that len(dataloader) promises.",
+        {"steps_per_epoch": came, "promised_steps": promised},
+        severity="critical",
+        advice="Look for a sample that raises StopIteration (a next() without a default in "
+        "__getitem__): it ends the epoch without a word. Or for a sampler with a wrong length.",
+    )
+
+
+SETUP_RULES = (copies_rule, short_epoch_rule, invalid_settings_rule, pin_rule)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from dataloading.codes import Finding, finding
 from dataloading.preflight import Preflight
 from dataloading.results import format_bytes, format_seconds
@@ -9,6 +11,14 @@ from dataloading.results import format_bytes, format_seconds
 SHOWN_LINES = 3  # of a script
 SLOW_START_S = 0.5  # sending a data set for longer than this is felt at every start
 READ_BACK = 2.5  # a worker takes so many times as long to unpickle: it makes every object anew
+
+
+# What belongs to one process and is opened again in each worker.
+HANDLES = re.compile(r"'_io\.|socket|[Cc]onnection|_thread\.|lock'|generator|memoryview")
+HANDLE_ADVICE = (
+    "It belongs to this process. Make it in the worker, on first use: keep its path or address in "
+    "the data set, and None in its place until then."
+)
 
 
 def unpicklable_rule(seen: Preflight) -> Finding | None:
@@ -22,6 +32,7 @@ def unpicklable_rule(seen: Preflight) -> Finding | None:
             f"{_methods_that_pickle(seen)} need that.{_works_for_now(seen)}",
             {"path": probe.path, "error": probe.error, "start_method": seen.start_method},
             severity="critical" if pickles(seen) else "info",
+            advice=HANDLE_ADVICE if HANDLES.search(probe.error) else None,
         )
     return None
 

@@ -41,6 +41,11 @@ COPY_SLACK = 2.0  # collating may take twice that and still be mere copying
 WORKING_SHARE = 0.75  # of the workers of a stream, told by batches made at the same time
 INTERFERENCE_FACTOR = 1.3  # the real run against the slower of its two arms
 
+LIGHT_BATCH_ADVICE = (
+    "The batch is small, so that its hand-over costs more than its bytes: fewer, larger batches "
+    "share that cost (but change training), or num_workers=0 avoids it."
+)
+
 # What the percentage of `nvidia-smi` means, said wherever it could mislead.
 UTILISATION_MEANING = (
     "GPU utilisation is the share of time a kernel was running, not the share of the GPU in use."
@@ -298,6 +303,7 @@ def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:
             "tensors_per_batch": evidence.tensors_per_batch,
             "steps": evidence.steps,
         },
+        advice=None if _is_heavy(evidence) else LIGHT_BATCH_ADVICE,
         expected_gain=(evidence.period_s or 0.0)
         / max((evidence.period_s or 0.0) - seconds, workers_pace_s(evidence), 1e-9),
     )
@@ -426,6 +432,12 @@ def _batch_s(evidence: Evidence) -> float:
     return costs.batch_s if evidence.num_workers else costs.cpu_s + costs.wait_s
 
 
+def _is_heavy(evidence: Evidence) -> bool:
+    """Whether a batch costs its bytes or its tensors to send, more than the mere hand-over."""
+    tensors = evidence.tensors_per_batch or 1
+    return (evidence.batch_bytes or 0) >= HEAVY_BATCH_BYTES or tensors >= MANY_TENSORS
+
+
 def _dominant_part(evidence: Evidence) -> str | None:
     """`collate` or `transfer`, where one of them takes the larger part of a batch's time.
 
@@ -437,11 +449,9 @@ def _dominant_part(evidence: Evidence) -> str | None:
     collate, send = evidence.collate_s or 0.0, (evidence.send_s or 0.0)
     if not evidence.num_workers:
         send = 0.0
-    size, tensors = evidence.batch_bytes or 0, evidence.tensors_per_batch or 1
-    copying = size / COPY_BYTES_PER_S
-    heavy = size >= HEAVY_BATCH_BYTES or tensors >= MANY_TENSORS
+    copying = (evidence.batch_bytes or 0) / COPY_BYTES_PER_S
     moved = send + (collate if collate < COPY_SLACK * copying else 0.0)
-    if evidence.num_workers and heavy and moved >= MOST_OF_IT * whole:
+    if evidence.num_workers and _is_heavy(evidence) and moved >= MOST_OF_IT * whole:
         return "transfer"
     if collate >= MOST_OF_IT * whole:
         return "collate"

@@ -31,6 +31,7 @@ LIMITS = {
     "workers": "the workers",
     "cpu": "the CPUs",
 }
+SLOW_START_S = 1.0  # spawned workers, which import torch first
 FELT = 0.97  # of the steady rate: starts of epochs that cost less are not worth a line
 PARTS = (
     ("wait", "waiting for data"),
@@ -92,7 +93,9 @@ def verdict_sentence(diagnosis: Diagnosis) -> str:
         if evidence.steps >= FEWEST_STEPS:
             return "No verdict: the share of waiting is not known."
         steps = format_count(evidence.steps, "steady step")
-        return f"No verdict: from {steps} nothing can be concluded; measure longer."
+        start = evidence.startup_s or 0.0
+        slow = f" (the first batch took {format_seconds(start)})" if start > SLOW_START_S else ""
+        return f"No verdict: from {steps} nothing can be concluded; measure longer{slow}."
     if diagnosis.verdict == "data-bound":
         cause = diagnosis.top("time")
         why = evidence.reasons.get("cpu_s") or "what a sample costs is not known"

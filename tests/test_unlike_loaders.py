@@ -9,12 +9,14 @@ import pytest
 import torch
 from evidence_made_up import loop
 from torch.utils.data import DataLoader, IterableDataset
+from workloads import Slow
 
-from dataloading.arms import Arms, gather_evidence
+from dataloading.arms import Arms, gather_evidence, measure_arms
 from dataloading.diagnosis import diagnose
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
+from dataloading.preflight_rules import check_dataloader
 from dataloading.profiling import profile_samples
 from dataloading.recommendation import recommend_settings
 from dataloading.wording import nothing_to_set, verdict_sentence
@@ -185,3 +187,77 @@ def test_where_no_setting_helps_the_reader_is_sent_on() -> None:
     assert helped.advice
     assert "see below" in nothing_to_set(helped)
     assert nothing_to_set(replace(helped, advice=())) == "No setting needs to change."
+
+
+# ---- what a newcomer met -----------------------------------------------------------------------
+
+
+def test_an_epoch_that_ends_early_is_the_finding_and_not_its_start() -> None:
+    short = loop(
+        workers=2,
+        wait=0.01,
+        epoch_restart_s=0.3,
+        steps_per_epoch=16,
+        promised_steps=50,
+        cpu_s=0.001,
+    )
+    found = diagnose(short, TWO).findings
+    assert found[0].code == "dropped-samples"
+    assert "16 of the 50 batches" in found[0].message
+    assert "StopIteration" in found[0].advice
+    assert "epoch-startup" not in [one.code for one in found]
+    assert "dropped-samples" not in named(replace(short, promised_steps=16))
+    assert "dropped-samples" not in named(replace(short, promised_steps=None))
+
+
+class StopsAt(Slow):
+    """A sample whose own code lets a StopIteration out."""
+
+    def __getitem__(self, index: int):
+        return super().__getitem__(index if index != 13 else next(iter(())))
+
+
+def test_a_stop_iteration_in_a_sample_is_seen_in_a_real_loader() -> None:
+    loader = DataLoader(StopsAt(40, 0.002), batch_size=4)
+    arms = measure_arms(loader, seconds=1.0, progress=False)
+    evidence = gather_evidence(loader, arms, None, machine=TWO)
+    assert (evidence.steps_per_epoch, evidence.promised_steps) == (3, 10)
+    assert "dropped-samples" in named(evidence)
+
+
+def test_a_cause_that_is_known_is_not_said_to_be_unknown() -> None:
+    stream = loop(workers=2, wait=0.1, is_stream=True, shares_out=False, cpu_s=None)
+    assert repr(diagnose(stream, TWO)).count("cause") == 1
+
+
+def test_a_small_batch_is_not_advised_smaller_tensors() -> None:
+    small = loop(
+        workers=2,
+        wait=0.010,
+        step=0.002,
+        handover_s=0.009,
+        cpu_s=0.0005,
+        worker_batch_s=0.001,
+        batch_bytes=160,
+        tensors_per_batch=2,
+    )
+    found = diagnose(small, TWO).top("time")
+    assert found.code == "transfer"
+    assert "larger batches" in found.advice
+    assert "uint8" in diagnose(replace(small, batch_bytes=10**7), TWO).top("time").advice
+
+
+def test_a_slow_start_is_told_where_nothing_can_be_concluded() -> None:
+    sentence = verdict_sentence(diagnose(loop(steps=1, wait=0.1, startup_s=2.7), TWO))
+    assert "2.7 s" in sentence
+
+
+def test_an_open_file_under_spawn_gets_advice_that_helps(tmp_path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x")
+    with open(path, "rb") as file:
+        dataset = Slow(8)
+        dataset.file = file
+        loader = DataLoader(dataset, num_workers=1, multiprocessing_context="spawn")
+        found = next(one for one in check_dataloader(loader) if one.code == "unpicklable")
+    assert "first use" in found.advice
