@@ -53,8 +53,11 @@ class Played:
 
 
 def sampler_of(loader: DataLoader) -> Any:
-    """The sampler that chooses the samples: the one inside the batch sampler, where there is one."""
-    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+    """What chooses the samples: the sampler inside the batch sampler, or one that has none itself."""
+    batches: Any = loader.batch_sampler
+    if batches is not None and loader.batch_size is None:  # the user's own
+        return getattr(batches, "sampler", batches)
+    return getattr(batches, "sampler", loader.sampler)
 
 
 def play_epochs(

@@ -32,7 +32,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "serialised-workers": ("too-few-workers", "cpu-bound"),
     "cpu-quota": ("cpu-bound",),
     "small-files": ("storage-bound", "too-few-workers", "cpu-bound"),
-    "storage-bound": ("too-few-workers", "cold-storage"),
+    "storage-bound": ("too-few-workers", "cold-storage", "cpu-bound"),
     "cold-storage": ("straggler",),
     "per-sample-overhead": ("epoch-startup",),
     "dataset-pickling": ("epoch-startup",),

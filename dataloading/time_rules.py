@@ -288,7 +288,7 @@ def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:
         return None
     if share < HANDOVER_SHARE or share < MOST_OF_IT * (evidence.wait_share or 0.0):
         return None
-    if _cpus_are_full(evidence, machine):  # then getting a batch waits for a CPU, too
+    if cpus_are_full(evidence, machine):  # then getting a batch waits for a CPU, too
         return None
     return finding(
         "transfer",
@@ -309,7 +309,7 @@ def handover_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
-def _cpus_are_full(evidence: Evidence, machine: Machine) -> bool:
+def cpus_are_full(evidence: Evidence, machine: Machine) -> bool:
     """Whether the CPU work of a step takes all usable CPUs for nearly all of it."""
     if evidence.costs is None or not evidence.period_s:
         return False

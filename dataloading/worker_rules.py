@@ -11,6 +11,7 @@ from dataloading.time_rules import (
     MOST_OF_IT,
     compute_s,
     cpu_pace_s,
+    cpus_are_full,
     is_data_bound,
     tiny_samples,
 )
@@ -25,6 +26,7 @@ SERIAL_FACTOR = 1.6  # a batch among several workers against one with a single w
 NO_FASTER = 0.95  # of the time that a single worker takes for a batch
 CPU_WAIT_SHARE = 0.25  # waiting for a CPU explains a slower batch from here on
 FROM_STORAGE = 0.5  # most bytes come from storage
+SOME_WAITING = 0.25  # of a batch's time, where the CPUs are not what is short
 FROM_CACHE = 0.1  # nearly none does
 COLD_FACTOR = (
     1.5  # the hand-over of a batch is part of both waits, so that this is less than it seems
@@ -205,7 +207,8 @@ def storage_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     costs, share = evidence.costs, evidence.storage_share
     if share is None or share < FROM_STORAGE or costs is None or not is_data_bound(evidence):
         return None
-    if costs.cpu_share >= MOST_OF_IT:
+    least_waiting = MOST_OF_IT if cpus_are_full(evidence, machine) else SOME_WAITING
+    if costs.cpu_share >= 1 - least_waiting:
         return None
     return finding(
         "storage-bound",

@@ -261,3 +261,28 @@ def test_an_open_file_under_spawn_gets_advice_that_helps(tmp_path) -> None:
         loader = DataLoader(dataset, num_workers=1, multiprocessing_context="spawn")
         found = next(one for one in check_dataloader(loader) if one.code == "unpicklable")
     assert "first use" in found.advice
+
+
+# pages of a mapped file that is larger than the page cache: half waiting, half faults on the CPU
+MAPPED = loop(
+    workers=2,
+    wait=0.0047,
+    step=0.0026,
+    cpu_s=0.0056,
+    send_s=0.0008,
+    sample_wait_s=0.0056,
+    storage_share=1.0,
+    first_storage_share=1.0,
+    worker_batch_s=0.0142,
+    alone_period_s=0.0073,
+)
+
+
+def test_storage_is_named_where_reading_keeps_half_a_cpu_busy() -> None:
+    assert named(MAPPED)[0] == "storage-bound"
+    assert "cpu-bound" not in named(MAPPED)
+
+
+def test_storage_is_not_named_where_the_cpus_are_short() -> None:
+    assert "storage-bound" not in named(replace(MAPPED, cpu_s=0.0120, sample_wait_s=0.0020))
+    assert "storage-bound" not in named(replace(MAPPED, cpu_s=0.0100, sample_wait_s=0.0005))
