@@ -33,7 +33,7 @@ COLD_FACTOR = (
 )
 SMALL_READ_BYTES = 256 * 1024  # an open that brings less than this costs more than its content
 FILE_FACTOR = 2.0  # looking at, reading and closing a small file cost as much again as opening it
-MANY_OPENS, MANY_OPENS_SHARE = 8, 0.15  # so many small files a sample are too many all the same
+MANY_OPENS, MANY_OPENS_SHARE = 8, 0.10  # so many small files a sample are too many all the same
 SEVERAL_OPENS = 2.0  # files for one sample
 SLOW_OPEN_S = 1e-3  # a single open that takes longer goes over a network, or to a disk that seeks
 THROTTLED_SHARE = 0.1  # of the periods
