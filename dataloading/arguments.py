@@ -35,6 +35,18 @@ def check_amount(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value} must be a finite number of at least 0.")
 
 
+def check_share(name: str, value: Any) -> None:
+    """Refuse anything but a number above 0 and at most 1.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is out of range.
+    """
+    check_amount(name, value)
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}={value} must be above 0 and at most 1.")
+
+
 def check_int(name: str, value: Any, *, least: int, optional: bool = False) -> None:
     """Refuse anything but a whole number of at least `least` (or, if optional, None), by name.
 

@@ -20,6 +20,7 @@ from dataloading.arguments import (
     check_device,
     check_int,
     check_seconds,
+    check_share,
     check_train_step,
 )
 from dataloading.batch_trials import PASSED, Trainer
@@ -170,9 +171,7 @@ def find_batch_sizes(
     check_int("largest", largest, least=1, optional=True)
     check_seconds(seconds)
     check_amount("margin", margin)
-    check_amount("memory_fraction", memory_fraction)
-    if not 0 < memory_fraction <= 1:
-        raise ValueError(f"memory_fraction={memory_fraction} must be above 0 and at most 1.")
+    check_share("memory_fraction", memory_fraction)
     if machine is not None and not isinstance(machine, Machine):
         raise TypeError(f"Expected a Machine from inspect_machine, got {type(machine).__name__}.")
     on_device = check_device(device)

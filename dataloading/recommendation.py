@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataloading.arguments import check_amount, check_int
+from dataloading.arguments import check_int, check_share
 from dataloading.batch_costs import BatchCosts
 from dataloading.budgets import over_budget
 from dataloading.choices import (
@@ -142,9 +142,7 @@ def recommend_settings(
     check_int("epochs", epochs, least=1)
     if machine is not None and not isinstance(machine, Machine):
         raise TypeError(f"Expected a Machine from inspect_machine, got {type(machine).__name__}.")
-    check_amount("memory_fraction", memory_fraction)
-    if not 0 < memory_fraction <= 1:
-        raise ValueError(f"memory_fraction={memory_fraction} must be above 0 and at most 1.")
+    check_share("memory_fraction", memory_fraction)
     machine = machine or diagnosis.machine
     evidence = diagnosis.evidence
     present = evidence.settings

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
 )
 
-from dataloading.sample_numbers import number_samples
+from dataloading.sample_numbers import bases_of, number_samples
 from dataloading.sharding import gives_shares
 from dataloading.timing import length_of
 from dataloading.watchdog import generators_of, random_state_kept, time_limit
@@ -94,7 +92,7 @@ def _same_draws(before: Any, after: Any) -> bool | None:
         return None
     if any(isinstance(loader.dataset, IterableDataset) for loader in loaders):
         return None
-    bases = [[id(base) for base in _bases(loader.dataset)] for loader in loaders]
+    bases = [[id(base) for base in bases_of(loader.dataset)] for loader in loaders]
     if set(bases[0]) != set(bases[1]):
         return None  # fetching samples to compare them could open files that workers then inherit
     generators = [generator for loader in loaders for generator in generators_of(loader)]
@@ -114,17 +112,6 @@ def _same_draws(before: Any, after: Any) -> bool | None:
         return True
     steady = all(np.array_equal(one, two) for one, two in draws)
     return False if steady else None
-
-
-def _bases(dataset: Any) -> Iterator[Any]:
-    """The data sets that `Subset`s and `ConcatDataset`s lead to."""
-    if isinstance(dataset, Subset):
-        yield from _bases(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from _bases(part)
-    else:
-        yield dataset
 
 
 def _indices(loader: DataLoader) -> np.ndarray:

@@ -41,7 +41,7 @@ def number_samples(
         >>> [one.tolist() for one in numbers]
         [[0, 2], [2, 3]]
     """
-    per_rank = [list(_bases(dataset)) for dataset in datasets]
+    per_rank = [list(bases_of(dataset)) for dataset in datasets]
     numbers: dict[int, np.ndarray] = {}
     notes: list[str] = []
     count, differ = 0, False
@@ -74,13 +74,13 @@ def number_samples(
     return [_numbers_through(dataset, numbers) for dataset in datasets], [*dict.fromkeys(notes)]
 
 
-def _bases(dataset: Any) -> Iterator[Any]:
+def bases_of(dataset: Any) -> Iterator[Any]:
     """The data sets that `Subset`s and `ConcatDataset`s lead to, in order."""
     if isinstance(dataset, Subset):
-        yield from _bases(dataset.dataset)
+        yield from bases_of(dataset.dataset)
     elif isinstance(dataset, ConcatDataset):
         for part in dataset.datasets:
-            yield from _bases(part)
+            yield from bases_of(part)
     else:
         yield dataset
 

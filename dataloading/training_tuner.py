@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from dataloading.arguments import check_amount, check_int
+from dataloading.arguments import check_int, check_share
 from dataloading.batch_costs import BatchCosts
 from dataloading.batches import SampleCounter, batch_bytes, count_tensors
 from dataloading.loader_timing import LoaderTiming, StepLog
@@ -284,7 +284,5 @@ def tune_while_training(
     Explained in: notebook 03
     """
     check_int("epochs", epochs, least=1)
-    check_amount("memory_fraction", memory_fraction)
-    if not 0 < memory_fraction <= 1:
-        raise ValueError(f"memory_fraction={memory_fraction} must be above 0 and at most 1.")
+    check_share("memory_fraction", memory_fraction)
     return TrainingTuner(Maker.of(dataloader), epochs, memory_fraction)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from dataloading.arguments import check_amount, check_device, check_seconds, check_train_step
+from dataloading.arguments import check_device, check_seconds, check_share, check_train_step
 from dataloading.comparison import COLUMNS, Comparison, judge_pairs
 from dataloading.interleaving import interleave
 from dataloading.machine import inspect_machine
@@ -137,9 +137,7 @@ def tune_dataloader(
     """
     check_seconds(seconds)
     check_train_step(train_step)
-    check_amount("memory_fraction", memory_fraction)
-    if not 0 < memory_fraction <= 1:
-        raise ValueError(f"memory_fraction={memory_fraction} must be above 0 and at most 1.")
+    check_share("memory_fraction", memory_fraction)
     maker = Maker.of(dataloader)
     on_device = check_device(device)
     search = Search(maker, train_step, on_device, seconds, memory_fraction, inspect_machine())
