@@ -43,6 +43,8 @@ class Played:
         whole: Whether `expected` holds all samples, so that missing ones can be counted.
         untold: What has a `set_epoch` and was not told, though the order would have changed.
         notes: What could not be checked, or is assumed.
+        outside: An index that was drawn and the data set has no sample for, with the number of
+            samples that it has; None where all are inside.
     """
 
     deliveries: list[Delivery]
@@ -50,6 +52,7 @@ class Played:
     whole: bool = True
     untold: str | None = None
     notes: tuple[str, ...] = ()
+    outside: tuple[int, int] | None = None
 
 
 def sampler_of(loader: DataLoader) -> Any:
@@ -106,7 +109,8 @@ def play_epochs(
         for (epoch, rank), take in takes.items()
     ]
     notes = [*dict.fromkeys([*notes, *(note for player in players for note in player.notes)])]
-    return Played(deliveries, expected, whole, untold, tuple(notes))
+    outside = None if streams else _outside(players, takes)
+    return Played(deliveries, expected, whole, untold, tuple(notes), outside)
 
 
 class Draws:
@@ -194,6 +198,18 @@ def _number_indices(players: list[Draws], takes: dict[tuple[int, int], Take]) ->
     ]
     samples = {(epoch, rank): numbers[rank][take.keys] for (epoch, rank), take in takes.items()}
     return samples, expected_counts(meant), True, notes
+
+
+def _outside(players: list[Draws], takes: dict[tuple[int, int], Take]) -> tuple[int, int] | None:
+    """The first index that a data set has no sample for, and how many samples that has."""
+    for (_, rank), take in takes.items():
+        size = players[rank].size
+        if size is None or not isinstance(take.keys, np.ndarray):
+            continue
+        strange = take.keys[(take.keys < -size) | (take.keys >= size)]
+        if len(strange):
+            return int(strange[0]), size
+    return None
 
 
 def _odd_key(players: list[Draws], takes: dict[tuple[int, int], Take]) -> str | None:

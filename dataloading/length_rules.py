@@ -1,4 +1,4 @@
-"""Rule of the sample audit: does a loader deliver as many batches as `len(dataloader)` says?"""
+"""Rules of the sample audit about lengths: indices beyond the data set, and a wrong `len(dataloader)`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ from typing import TYPE_CHECKING
 from torch.utils.data import DataLoader, IterableDataset
 
 from dataloading.codes import Finding, finding
-from dataloading.deliveries import Played
+from dataloading.deliveries import Played, sampler_of
 from dataloading.timing import length_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def index_outside(loaders: list[DataLoader], played: Played) -> Finding | None:
+    """The sampler draws an index that the data set has no sample for."""
+    if played.outside is None:
+        return None
+    index, size = played.outside
+    name = type(sampler_of(loaders[0])).__name__
+    return finding(
+        "worker-error",
+        f"The sampler ({name}) gives index {index}, and the data set has {size} samples: loading "
+        "it will raise an error, or deliver something else.",
+        {"index": index, "samples": size, "sampler": name},
+        severity="critical",
+        advice="Make the sampler with the length of this data set, after it was cut or changed.",
+    )
 
 
 def wrong_length(loaders: list[DataLoader], played: Played, counts: pd.DataFrame) -> Finding | None:

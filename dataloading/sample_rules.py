@@ -14,7 +14,7 @@ from torch.utils.data import (
 
 from dataloading.codes import SEVERITIES, Finding, finding
 from dataloading.deliveries import Played, sampler_of
-from dataloading.length_rules import wrong_length
+from dataloading.length_rules import index_outside, wrong_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +39,7 @@ def judge_samples(
         padding or _overlap(loaders, counts),
         _missing(loaders, counts, population),
         wrong_length(loaders, played, counts),
+        index_outside(loaders, played),
         _same_order(loaders[0], played),
         _random_numbers(randomness),
     ]
@@ -111,7 +112,7 @@ def _duplicates(loaders: list[DataLoader], counts: pd.DataFrame) -> Finding | No
 
 def _padding(loaders: list[DataLoader], counts: pd.DataFrame, population: int) -> Finding | None:
     """Samples are repeated just so that every rank gets the same number."""
-    if any(isinstance(loader.dataset, IterableDataset) for loader in loaders):
+    if len(loaders) < 2 or any(isinstance(one.dataset, IterableDataset) for one in loaders):
         return None
     plain = all(type(loader.batch_sampler) in (BatchSampler, type(None)) for loader in loaders)
     unit = 1 if plain else counts["delivered"].max() / max(1, counts["batches"].max())

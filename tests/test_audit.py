@@ -371,7 +371,8 @@ def test_keys_instead_of_indices_are_compared_as_they_are() -> None:
 @pytest.mark.parametrize("odd", [[(0, 224), (1, 192)], [0, 24]], ids=["pairs", "out of range"])
 def test_what_is_no_index_leaves_missing_samples_unknown(odd: list[Any]) -> None:
     audit = check_samples(DataLoader(Numbers(24), batch_size=None, sampler=Listed(odd)))
-    assert audit.findings == ()
+    outside = {"worker-error": "critical"} if 24 in odd else {}
+    assert found(audit) == outside
     assert_counts(audit, delivered=[2], unique=[2], missing=[None])
     assert "numbers below 24" in audit.notes[0]
 
@@ -1229,3 +1230,27 @@ def test_fingerprints_do_not_know_the_order_of_a_set() -> None:
     one, two = {0, 8}, {8, 0}
     assert list(one) != list(two)  # which depends on what came first
     assert fingerprint(one) == fingerprint(two)
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"sampler": [0, 1, 5000]}, {"batch_sampler": [[0, 1], [2, 5000]]}, {"sampler": [-9]}]
+)
+def test_an_index_beyond_the_data_set_is_a_finding(chosen: dict[str, Any]) -> None:
+    audit = check_samples(DataLoader(range(8), **chosen))
+    assert not audit.ok
+    found = audit.findings[0]
+    assert found.code == "worker-error"
+    assert found.evidence["index"] in (5000, -9)
+    assert found.evidence["samples"] == 8
+
+
+def test_every_index_inside_is_silent() -> None:
+    audit = check_samples(DataLoader(range(8), sampler=[0, 7, -8, 3, 2, 1, 4, 5, 6]))
+    assert "worker-error" not in [found.code for found in audit.findings]
+
+
+def test_a_batch_sampler_that_repeats_is_the_one_that_is_named() -> None:
+    audit = check_samples(DataLoader(range(3), batch_sampler=[[0, 1], [2, 2]]))
+    (found,) = [one for one in audit.findings if one.code == "duplicate-samples"]
+    assert "SequentialSampler" not in found.advice
+    assert found.evidence["sampler"] == "list"
