@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +11,8 @@ from typing import Any, ClassVar
 from dataloading.results import Result, format_value
 
 SEVERITIES = ("info", "warning", "critical")
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 
 @dataclass(frozen=True)
@@ -470,7 +473,8 @@ def finding(
 ) -> Finding:
     """Make a finding of a registered code; its group and usual advice come from the registry.
 
-    A gain below 1 is none, and is left out.
+    A gain below 1 is none, and is left out. Control characters, which somebody's exception may
+    hold, do not reach the reader's terminal.
 
     Raises:
         KeyError: The code is not registered.
@@ -483,7 +487,7 @@ def finding(
         code=code,
         group=entry.group,
         severity=severity,
-        message=message,
+        message=CONTROL.sub("?", message),
         evidence=dict(evidence),
         advice=advice or entry.advice,
         expected_gain=expected_gain if (expected_gain or 0.0) >= 1 else None,

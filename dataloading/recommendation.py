@@ -159,7 +159,8 @@ def recommend_settings(
         chosen = choose_prefetch(chosen, evidence, reasons)
         chosen = choose_pinning(chosen, machine, reasons)  # pinned batches count twice
         chosen = fit(chosen, costs, machine, memory_fraction, reasons, refused)
-    chosen = choose_persistence(chosen, epochs, reasons)
+    if evidence.steps:  # nothing is changed for a loader that failed
+        chosen = choose_persistence(chosen, epochs, reasons)
     predicted = gain = beside = None
     if (
         costs is not None

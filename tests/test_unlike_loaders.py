@@ -12,13 +12,15 @@ from torch.utils.data import DataLoader, IterableDataset
 from workloads import Slow
 
 from dataloading.arms import Arms, gather_evidence, measure_arms
-from dataloading.diagnosis import diagnose
+from dataloading.codes import finding
+from dataloading.diagnosis import diagnose, failed_diagnosis
 from dataloading.evidence import Evidence
 from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine
 from dataloading.preflight_rules import check_dataloader
 from dataloading.profiling import profile_samples
 from dataloading.recommendation import recommend_settings
+from dataloading.settings import LoaderSettings
 from dataloading.wording import nothing_to_set, verdict_sentence
 from dataloading.worker_costs import RECORD, WorkerCosts
 
@@ -286,3 +288,16 @@ def test_storage_is_named_where_reading_keeps_half_a_cpu_busy() -> None:
 def test_storage_is_not_named_where_the_cpus_are_short() -> None:
     assert "storage-bound" not in named(replace(MAPPED, cpu_s=0.0120, sample_wait_s=0.0020))
     assert "storage-bound" not in named(replace(MAPPED, cpu_s=0.0100, sample_wait_s=0.0005))
+
+
+def test_control_characters_of_an_exception_do_not_reach_the_terminal() -> None:
+    found = finding("worker-error", "\x1b[31mred\x1b[0m\nnext line", {})
+    assert found.message == "?[31mred?[0m\nnext line"
+
+
+def test_a_failed_diagnosis_recommends_no_change() -> None:
+    failed = failed_diagnosis(
+        finding("worker-error", "it broke", {}), TWO, settings=LoaderSettings(num_workers=2)
+    )
+    kept = recommend_settings(failed).settings
+    assert (kept.num_workers, kept.persistent_workers) == (2, False)
