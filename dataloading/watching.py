@@ -19,9 +19,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_
 
 from dataloading.arguments import check_loader
 from dataloading.batches import SampleCounter
-from dataloading.diagnosis import Diagnosis, diagnose
+from dataloading.codes import Finding
+from dataloading.diagnosis import Diagnosis, diagnose, failed_diagnosis
 from dataloading.drift import FEWEST_VALUES, LEAST_TOTAL, find_drift
 from dataloading.evidence import Evidence
+from dataloading.failures import explain_failure
 from dataloading.history import OngoingRun
 from dataloading.kept_workers import count_replaced
 from dataloading.loader_timing import LoaderTiming, StepLog
@@ -80,6 +82,7 @@ class WatchedLoader:
         self._history = history
         self.run_id = uuid.uuid4().hex if history is None else history.run_id
         self._sample_s: deque[float] = deque(maxlen=EPOCHS_KEPT)  # seconds a sample, each epoch
+        self._failure: Finding | None = None
         self._log = StepLog()
         self._epochs = self._replaced = 0
         self._totals: dict[int, EpochTotals] = {}  # of the epochs under way
@@ -107,8 +110,9 @@ class WatchedLoader:
             ended = True
         except GeneratorExit:  # the loop broke off
             raise
-        except BaseException:
+        except BaseException as error:  # the loader's: the loop's own do not come in here
             failed = True
+            self._failure = explain_failure(error, dataloader=self._loader)
             raise
         finally:
             self._keep_steps()
@@ -187,9 +191,12 @@ class WatchedLoader:
         self._keep_steps()
         if not self._log.epoch:
             raise ValueError("Nothing was watched yet: iterate over the loader first.")
+        return self._log.timing(settings=self._settings, note=self._slower_epochs())
+
+    @property
+    def _settings(self) -> LoaderSettings | None:
         loader = self._loader
-        settings = LoaderSettings.of(loader) if isinstance(loader, DataLoader) else None
-        return self._log.timing(settings=settings, note=self._slower_epochs())
+        return LoaderSettings.of(loader) if isinstance(loader, DataLoader) else None
 
     def diagnosis(self) -> Diagnosis:
         """Judge what was seen, without any extra run.
@@ -197,6 +204,10 @@ class WatchedLoader:
         In a distributed job whose ranks all watch, each tells the others its waits at the end of an
         epoch, so that any of them can name a slow rank.
         """
+        machine = inspect_machine()
+        if self._failure is not None:
+            timing = self.timing if self._log.epoch or self._steps else None
+            return failed_diagnosis(self._failure, machine, timing, self._settings)
         timing = self.timing
         reasons = {
             "cpu_s": "watching sees waits and steps, not what a sample costs (diagnose_dataloader does)"
@@ -208,7 +219,7 @@ class WatchedLoader:
             replaced_loaders=self._replaced,
             reasons=reasons | ({"rank_waits_s": reason} if reason else {}),
         ).with_timing(timing)
-        return diagnose(evidence, inspect_machine(), timing=timing)
+        return diagnose(evidence, machine, timing=timing)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to the loader, or to the sampler or dataset that wants it.

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import faulty_workloads
 import pytest
 import torch
 import workloads
@@ -363,3 +364,21 @@ def test_samples_of_an_epoch_are_counted_with_its_last_batch() -> None:
     watched = watch_dataloader(DataLoader(workloads.Slow(10), batch_size=4), report=False)
     list(watched)
     assert watched.timing.samples.tolist() == [4, 2]  # the first step is no steady one
+
+
+@linux_only
+def test_the_diagnosis_knows_of_a_worker_that_died() -> None:
+    watched = watch_dataloader(
+        DataLoader(faulty_workloads.EndsAt(9, 13), batch_size=4, num_workers=1), report=False
+    )
+    with pytest.raises(RuntimeError):
+        list(watched)
+    assert watched.diagnosis().cause == "worker-died"
+
+
+def test_an_error_of_the_loop_itself_is_no_failure_of_the_loader() -> None:
+    watched = watch_dataloader(DataLoader(workloads.Slow(80), batch_size=4), report=False)
+    with pytest.raises(ZeroDivisionError):
+        [1 / 0 for _ in watched]
+    list(watched)
+    assert watched.diagnosis().cause not in ("worker-error", "worker-died")
