@@ -187,7 +187,9 @@ def test_the_line_gives_the_figures_of_the_prediction(explorer: SettingsExplorer
     )
     line = explorer.line.value
     assert f"{expected.samples_per_s:,.0f} samples/s" in line
-    assert "90 % interval 464 to 627" in line
+    low, high = expected.samples_per_s_interval
+    assert low < 0.9 * expected.samples_per_s < expected.samples_per_s < 0.95 * high
+    assert f"90 % interval {low:,.0f} to {high:,.0f}" in line
     assert "limited by workers" in line
     assert "training waits 50 % of the time" in line
     assert "Memory of the workers" in line
