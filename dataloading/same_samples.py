@@ -36,6 +36,7 @@ def same_samples(before: Any, after: Any) -> bool | None:
         cannot be known: data sets of their own, samplers that choose others in each epoch.
 
     Example:
+        >>> from torch.utils.data import Subset
         >>> data = list(range(8))
         >>> half, other = Subset(data, range(4)), Subset(data, range(4, 8))
         >>> same_samples(DataLoader(data), DataLoader(data, shuffle=True))
