@@ -244,7 +244,7 @@ def _delivers_items(dataloader: Any) -> bool:
     return (
         isinstance(dataloader, DataLoader)
         and dataloader.batch_sampler is None
-        and (dataloader.batch_size is None)
+        and dataloader.batch_size is None
     )
 
 

@@ -39,7 +39,6 @@ class BatchCosts(Result):
         worker_bytes: Private memory of a worker that has loaded some batches; None where unknown.
         start_method: How the workers started that these costs were seen in.
         cpus: Usable CPUs where they were seen; None where unknown.
-        worker_start_s: Starting one more worker; None where unknown.
         error_share: Standard error of these costs, as a share.
     """
 
@@ -61,7 +60,6 @@ class BatchCosts(Result):
     worker_bytes: int | None = None
     start_method: str | None = None
     cpus: float | None = None
-    worker_start_s: float | None = None
     error_share: float = PROFILE_ERROR
 
     @classmethod

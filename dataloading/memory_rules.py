@@ -10,9 +10,7 @@ from dataloading.results import format_bytes, format_share
 LEAST_GROWTH_BYTES = 16 * 2**20  # less than this is allocators settling down
 LEAST_PER_BATCH_BYTES = 4096  # a page for each batch: less cannot be told from noise
 COPIED_SHARE = 0.5  # of the growth in private memory that resident memory does not show
-SETTLING_BATCHES = (
-    24  # an allocator was seen to keep up to 19 batches of memory in a worker, then no more
-)
+SETTLING_BATCHES = 24  # an allocator was seen to keep up to 19 batches of memory in a worker
 OWN_SHARE = 0.5  # of the growth in resident memory; with less of it private, files are being mapped
 LARGE_SHARE = 0.1  # of the free memory
 BUDGET_SHARE = 0.8  # of what is free may be taken

@@ -146,7 +146,6 @@ def _with_one_worker(costs: BatchCosts, one: LoaderTiming, present: DataLoader) 
         cycle_s=cycle_s,
         fixed_s=fixed_s,
         batch_factors=one.total_s / cycle_s,
-        worker_start_s=max(0.0, one.startup_s - cycle_s) if one.startup_s is not None else None,
         error_share=max(costs.error_share, _error(one)),
     )
 

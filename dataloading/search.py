@@ -128,10 +128,9 @@ class Search:
         cap = max(worker_cap(self.machine, share), 1)
         if gives_shares(self.maker.present) is not True:  # each worker might deliver everything
             cap = min(cap, max(1, self.present.num_workers))
-        pinned = [pins_memory(self.machine)] if self.device is None else [True, False]
-        pinned = [pin and pins_memory(self.machine) for pin in pinned]
+        pins = pins_memory(self.machine)
         options = [self.present]
-        for pin in dict.fromkeys(pinned):
+        for pin in (True, False) if pins and self.device is not None else (pins,):
             for workers in spaced(cap):
                 prefetch = PREFETCH_FACTORS if workers else (None,)
                 options += [

@@ -28,9 +28,7 @@ CPU_WAIT_SHARE = 0.25  # waiting for a CPU explains a slower batch from here on
 FROM_STORAGE = 0.5  # most bytes come from storage
 SOME_WAITING = 0.25  # of a batch's time, where the CPUs are not what is short
 FROM_CACHE = 0.1  # nearly none does
-COLD_FACTOR = (
-    1.5  # the hand-over of a batch is part of both waits, so that this is less than it seems
-)
+COLD_FACTOR = 1.5  # of the waits; the hand-over is part of both, so that this is more than it seems
 SMALL_READ_BYTES = 256 * 1024  # an open that brings less than this costs more than its content
 FILE_FACTOR = 2.0  # looking at, reading and closing a small file cost as much again as opening it
 MANY_OPENS, MANY_OPENS_SHARE = 8, 0.10  # so many small files a sample are too many all the same
