@@ -817,14 +817,14 @@ class Slow(Dataset[torch.Tensor]):
     """Samples that take a while, so that workers live as long as the test looks at them."""
 
     def __len__(self) -> int:
-        return 10_000
+        return 10**6  # the loader never ends before the test has seen enough
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(0.005)
         return torch.zeros(8)
 
 
-def watch_workers(context: str, stop_when: Any, seconds: float = 40) -> ResourceTrace:
+def watch_workers(context: str, stop_when: Any, seconds: float = 120) -> ResourceTrace:
     """Watch a loader with two workers until the trace shows what is wanted."""
     loader = DataLoader(Slow(), batch_size=4, num_workers=2, multiprocessing_context=context)
     with monitor_resources(interval_s=0.1, gpu=False) as trace:
