@@ -17,8 +17,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dataloading.batch_costs import BatchCosts
 from dataloading.evidence import Evidence
+from dataloading.held_things import handles_among
 from dataloading.loader_timing import LoaderTiming
 from dataloading.machine import Machine, inspect_machine
+from dataloading.object_graph import walk
 from dataloading.pickling import probe_pickling
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.ranks import share_wait
@@ -299,13 +301,23 @@ def _sending(dataloader: Any, machine: Machine) -> dict[str, Any]:
         return {}
     method = LoaderSettings.of(dataloader).multiprocessing_context or machine.start_method
     if method == "fork":
-        return {"start_method": method}
+        return {"start_method": method, **_open_handles(dataloader)}
     probe = probe_pickling(dataloader.dataset, "dataset")
     return {
         "start_method": method,
         "pickled_bytes": probe.size_bytes,
         "pickling_s": probe.seconds if probe.error is None else None,
     }
+
+
+def _open_handles(dataloader: DataLoader) -> dict[str, Any]:
+    """Open files and connections of the data set, which forked workers share."""
+    handles = list(handles_among(list(walk(dataloader.dataset, "dataset"))))
+    if not handles:
+        return {"open_handles": 0}
+    first = handles[0]
+    kinds = {"open_handle": first.path, "open_handle_kind": first.kind}
+    return {"open_handles": len(handles), **kinds}
 
 
 def _spread(replay: LoaderTiming | None) -> float | None:

@@ -79,6 +79,8 @@ class Evidence(Result):
         opens_per_sample, open_share: Files opened for one sample; share of its time spent opening.
         throttled_share: Share of the scheduler's periods in which the quota held the process back.
         start_method: How workers start.
+        open_handle, open_handle_kind: Where in the data set an open file or connection hangs, and what
+            it is; `open_handles` is how many there are.
         pickled_bytes, pickling_s: What each worker is sent, and how long pickling it takes.
         worker_growth_batches, main_growth_batches: Batches delivered while the memory of the workers,
             or of the training process, was read.
@@ -150,6 +152,9 @@ class Evidence(Result):
     open_share: float | None = None
     throttled_share: float | None = None
     start_method: str | None = None
+    open_handle: str | None = None
+    open_handle_kind: str | None = None
+    open_handles: int | None = None
     pickled_bytes: int | None = None
     pickling_s: float | None = None
     worker_growth_batches: int | None = None

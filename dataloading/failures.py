@@ -26,9 +26,9 @@ from dataloading.failed_starts import (
     start_method_of,
     what_cannot_be_sent,
 )
-from dataloading.machine import open_files_limit
+from dataloading.machine import inspect_machine, open_files_limit
 from dataloading.progress_notes import Failed, Progress
-from dataloading.results import format_seconds
+from dataloading.results import format_bytes, format_seconds
 from dataloading.watchdog import ProbeTimeout
 
 # What a signal that ended a worker means, by number and by the name that torch prints.
@@ -45,6 +45,11 @@ DEATH_ADVICE = {
     "multiprocessing_context='spawn'.",
     1: "Run the data set with num_workers=0 to see the Python error that ended the worker.",
 }
+AMPLE_BYTES = 2**33  # so much free memory after a death makes one doubt that it had run out
+KILLED_OTHERWISE = (
+    "if as much was free before, something else sent the signal, such as the limit of a job or "
+    "container, or somebody's kill."
+)
 DEATH_UNKNOWN_ADVICE = (
     f"{DEATH_ADVICE[1]} If it runs, a library may not survive the fork: try "
     "multiprocessing_context='spawn'."
@@ -188,7 +193,11 @@ def _sample_of_the_dead(progress: Progress | None) -> int | None:
 
 def sample_error(failed: Failed) -> Finding:
     """An exception that the data set, or the collate function, raised."""
-    what = "Putting a batch together" if failed.index is None else f"Sample {failed.index}"
+    sample = "A sample" if failed.index is None else f"Sample {failed.index}"
+    what = sample
+    if failed.collating:
+        at = "" if failed.index is None else f" at {sample.lower()}"
+        what = f"Putting a batch together{at}"
     return finding(
         "worker-error",
         f"{what} raised {failed.error}: {failed.message} ({failed.where}).",
@@ -243,12 +252,18 @@ def worker_death(code: int | None, text: str = "", index: int | None = None) -> 
         said = f"was ended by signal {-code}"
     else:
         said = f"ended with exit code {code} (a Python error)"
+    evidence = {"exit_code": code, "index": index, "text": text[:SHOWN_CHARACTERS]}
+    advice = DEATH_UNKNOWN_ADVICE if code is None else DEATH_ADVICE.get(code, DEATH_ADVICE[1])
+    if code == -9:
+        evidence["available_memory_bytes"] = free = inspect_machine().available_memory_bytes
+        if free is not None and free >= AMPLE_BYTES:
+            advice += f" {format_bytes(free)} are free now: {KILLED_OTHERWISE}"
     return finding(
         "worker-died",
         f"A worker {said}" + (f", at sample {index}." if index is not None else "."),
-        {"exit_code": code, "index": index, "text": text[:SHOWN_CHARACTERS]},
+        evidence,
         severity="critical",
-        advice=DEATH_UNKNOWN_ADVICE if code is None else DEATH_ADVICE.get(code, DEATH_ADVICE[1]),
+        advice=advice,
     )
 
 

@@ -18,7 +18,7 @@ from dataloading.budget_rules import (
 from dataloading.codes import SEVERITIES, Finding, finding
 from dataloading.preflight import Preflight, look_at
 from dataloading.results import format_bytes, format_seconds
-from dataloading.setup_rules import copies_of_a_stream, pins_memory
+from dataloading.setup_rules import copies_of_a_stream, pins_memory, shared_handle
 from dataloading.start_rules import (
     main_module_rule,
     no_guard_rule,
@@ -118,16 +118,7 @@ def handle_rule(seen: Preflight) -> Finding | None:
     if not seen.handles or not seen.settings.num_workers or seen.start_method != "fork":
         return None
     first = seen.handles[0]
-    return finding(
-        "fork-unsafe-handle",
-        f"{first.path} is an {first.kind} that is open before the workers are forked: they share "
-        "its position, and disturb one another."
-        if first.kind.startswith("open")
-        else f"{first.path} is a {first.kind} that is open before the workers are forked: they "
-        "share it, and disturb one another.",
-        {"path": first.path, "kind": first.kind, "handles": len(seen.handles)},
-        severity="critical",
-    )
+    return shared_handle(first.path, first.kind, len(seen.handles), "critical")
 
 
 def accelerator_rule(seen: Preflight) -> Finding | None:

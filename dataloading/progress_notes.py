@@ -28,13 +28,17 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Failed:
-    """An exception of the data set: class, text, sample, and the line it came from."""
+    """An exception of the data set or, when collating, of the collate function.
+
+    Class, text, sample, worker, and the line it came from.
+    """
 
     error: str
     message: str
     index: int | str | None
     worker: int
     where: str
+    collating: bool = False
 
 
 class Progress:
@@ -73,8 +77,8 @@ class Progress:
         entries, place = self.entry(worker)
         entries[place] = IDLE
 
-    def fail(self, worker: int, index: Any, error: Exception) -> None:
-        """A sample (None: putting a batch together) raised; what is written first is kept."""
+    def fail(self, worker: int, index: Any, error: Exception, *, collating: bool = False) -> None:
+        """A sample, or putting a batch together, raised; what is written first is kept."""
         last = traceback.extract_tb(error.__traceback__)[-1:]
         where = f"{Path(last[0].filename).name}, line {last[0].lineno}" if last else "unknown"
         failed = {
@@ -83,6 +87,7 @@ class Progress:
             "index": _told(index),
             "worker": worker,
             "where": where,
+            "collating": collating,
         }
         with contextlib.suppress(OSError), open(self._failure, "x", encoding="utf-8") as file:
             json.dump(failed, file)

@@ -43,6 +43,29 @@ def copies_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     return copies_of_a_stream(evidence.shares_out, evidence.num_workers)
 
 
+def shared_handle(path: str, kind: str, handles: int, severity: str) -> Finding:
+    """Something open in the data set, of which forked workers get no copy of their own."""
+    article = "an" if kind.startswith(("open", "HDF5", "HTTP", "LMDB", "S3")) else "a"
+    harm = "they share its position" if kind.startswith("open") else "they share it"
+    return finding(
+        "fork-unsafe-handle",
+        f"{path} is {article} {kind} that is open before the workers are forked: {harm}, and "
+        "disturb one another.",
+        {"path": path, "kind": kind, "handles": handles},
+        severity=severity,
+    )
+
+
+def handle_rule(evidence: Evidence, machine: Machine) -> Finding | None:
+    """Open files and connections that forked workers share; the run itself went well with them."""
+    if not evidence.open_handles or not evidence.open_handle or not evidence.num_workers:
+        return None
+    if evidence.start_method != "fork":
+        return None
+    kind = evidence.open_handle_kind or "handle"
+    return shared_handle(evidence.open_handle, kind, evidence.open_handles, "warning")
+
+
 def pins_memory(machine: Machine) -> bool:
     """Whether an accelerator here copies from pinned memory."""
     return any(a.kind in PINNING_KINDS for a in machine.accelerators)
@@ -76,4 +99,4 @@ def short_epoch_rule(evidence: Evidence, machine: Machine) -> Finding | None:
     )
 
 
-SETUP_RULES = (copies_rule, short_epoch_rule, invalid_settings_rule, pin_rule)
+SETUP_RULES = (copies_rule, short_epoch_rule, handle_rule, invalid_settings_rule, pin_rule)

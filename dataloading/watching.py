@@ -28,6 +28,7 @@ from dataloading.history import OngoingRun
 from dataloading.kept_workers import count_replaced
 from dataloading.loader_timing import LoaderTiming, StepLog
 from dataloading.machine import inspect_machine
+from dataloading.raised_errors import raised_in_loader
 from dataloading.ranks import tell_wait, waits_told
 from dataloading.results import format_seconds, format_value
 from dataloading.settings import LoaderSettings, ineffective_options
@@ -113,6 +114,8 @@ class WatchedLoader:
         except BaseException as error:  # the loader's: the loop's own do not come in here
             failed = True
             self._failure = explain_failure(error, dataloader=self._loader)
+            if self._failure is None and isinstance(error, Exception):
+                self._failure = raised_in_loader(error)
             raise
         finally:
             self._keep_steps()

@@ -8,6 +8,7 @@ that no queue adds the cost that it should measure.
 from __future__ import annotations
 
 import operator
+import re
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -25,6 +26,7 @@ from dataloading.worker_records import WorkerRecords, worker_id
 from dataloading.worker_stages import StageWatch
 
 ENDED = object()  # what comes after the last sample of a stream
+AT_ENTRY = re.compile(r"at entry (\d+)")  # torch's word for a place in the batch
 FIRST_BATCHES = 8  # have readings of their own, so that a short run has some
 COUNTERS_EVERY_NS = 20_000_000  # reading them takes some 50 µs; short batches share a reading
 
@@ -36,6 +38,7 @@ class BatchClock:
         self.records = records
         self.opens = OpenCounter()
         self.wall_ns = self.cpu_ns = self.samples = 0
+        self.indices: list[Any] = []  # of the batch that was fetched last
         self._counters = ThreadCounters()
         self._counters_due_ns = self._batches = 0
         self._watch: StageWatch | None = None
@@ -179,6 +182,7 @@ class TimedDataset(_Delegating, Dataset):
         return item
 
     def __getitems__(self, indices: list[Any]) -> Any:
+        self.clock.indices = indices
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         if getattr(self.inner, "__getitems__", None):  # the same rule as in torch's fetcher
             items = self.clock.fetch_batch(self.inner, indices)
@@ -261,10 +265,23 @@ class TimedCollate:
         except ProbeTimeout:
             raise
         except Exception as error:
-            self.clock.records.progress.fail(worker_id(), None, error)
+            index = misfit(str(error), self.clock.indices)
+            self.clock.records.progress.fail(worker_id(), index, error, collating=True)
             raise
         self.clock.close(time.perf_counter_ns() - wall, time.thread_time_ns() - cpu)
         return batch
+
+
+def misfit(text: str, indices: list[Any]) -> Any:
+    """The sample that does not fit in with the first of its batch; None where torch names no entry.
+
+    Example:
+        >>> misfit("stack expects each tensor to be equal size, but got [3] at entry 0 and [5] at "
+        ...     "entry 2", [40, 7, 21])
+        21
+    """
+    entries = [int(number) for number in AT_ENTRY.findall(text)]
+    return indices[entries[-1]] if entries and entries[-1] < len(indices) else None
 
 
 def instrument(

@@ -579,3 +579,14 @@ class ReturnsNoneAt(Slow):
 
     def __getitem__(self, index: int) -> Any:
         return None if index == self.none_at else super().__getitem__(index)
+
+
+class LongerAt(Slow):
+    """One sample is longer than the others, so that no batch can be stacked with it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(16)
+        self.longer_at = index
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(5 if index == self.longer_at else 3)

@@ -83,6 +83,16 @@ FAULTS = {
         EIGHT,
     ),
     "pin-without-accelerator": (loop(pin_memory=True), EIGHT),
+    "fork-unsafe-handle": (
+        loop(
+            workers=2,
+            start_method="fork",
+            open_handle="dataset.file",
+            open_handle_kind="open file",
+            open_handles=1,
+        ),
+        EIGHT,
+    ),
 }
 
 
@@ -365,3 +375,14 @@ def test_a_finding_needs_a_registered_code_and_a_known_severity():
         finding("no-such-code", "", {})
     with pytest.raises(ValueError, match="severity"):
         finding("compute", "", {}, severity="fatal")
+
+
+def test_open_files_across_a_fork_are_told_and_do_not_hide_the_cause_of_the_waiting() -> None:
+    held = {"open_handle": "dataset.file", "open_handle_kind": "open file", "open_handles": 1}
+    waiting = loop(workers=1, wait=0.122, **WAITING, start_method="fork", **held)
+    found = diagnose(waiting, EIGHT)
+    assert found.cause == "too-few-workers"
+    assert found.top("setup").code == "fork-unsafe-handle"
+    assert "dataset.file is an open file" in found.top("setup").message
+    for harmless in ({"start_method": "spawn"}, {"num_workers": 0}, {"open_handles": 0}):
+        assert diagnose(replace(waiting, **harmless), EIGHT).top("setup") is None

@@ -29,7 +29,9 @@ from dataloading.failures import (
     sample_error,
     worker_death,
 )
+from dataloading.machine import Machine
 from dataloading.progress_notes import Failed, Progress
+from dataloading.raised_errors import raised_in_loader
 from dataloading.timing import measure_dataloader
 from dataloading.watchdog import ProbeTimeout
 
@@ -454,3 +456,37 @@ def test_an_error_of_the_collate_function_is_a_finding_too(workers: int) -> None
     assert found.code == "worker-error"
     assert found.message.startswith("Putting a batch together raised TypeError")
     assert found.evidence["index"] is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_sample_that_does_not_fit_into_its_batch_is_named(workers: int) -> None:
+    found = failed_run(faulty.LongerAt(7), workers)
+    assert found.message.startswith("Putting a batch together at sample 7 raised RuntimeError")
+    assert found.evidence["index"] == 7
+
+
+@pytest.mark.parametrize(("free_gib", "doubts"), [(22, True), (1, False), (None, False)])
+def test_memory_that_is_free_after_a_kill_raises_a_doubt(
+    free_gib: int | None, doubts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = None if free_gib is None else free_gib * 2**30
+    machine = Machine(usable_cpus=2, available_memory_bytes=free)
+    monkeypatch.setattr(failures, "inspect_machine", lambda: machine)
+    assert ("22.0 GiB are free now" in worker_death(-9).advice) == doubts
+    assert "free now" not in worker_death(-11).advice
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_a_loader_without_clocks_is_read_from_its_traceback(workers: int) -> None:
+    loader = DataLoader(faulty.FailsAt("two arguments"), batch_size=2, num_workers=workers)
+    found = None
+    try:  # the traceback keeps the iterator, and with it the worker
+        list(loader)
+    except Exception as error:
+        found = raised_in_loader(error)
+    assert found is not None
+    assert found.code == "worker-error"
+    assert found.evidence["error"] == "TwoArguments"
+    assert found.evidence["message"] == "a.txt is broken at line 7"
+    assert found.evidence["worker"] == (0 if workers else None)
+    assert found.evidence["where"].startswith("faulty_workloads.py, line ")

@@ -41,6 +41,7 @@ from dataloading.pickling import PickleProbe
 from dataloading.preflight import Preflight
 from dataloading.preflight_rules import RULES, check_dataloader
 from dataloading.settings import LoaderSettings
+from helper_functions import diagnose_dataloader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -560,6 +561,14 @@ def test_a_06_3_a_file_opened_in_the_constructor_is_seen_before_the_start(tmp_pa
     assert values == [int(lazy[index]) for index in range(len(lazy))] == list(range(64))
     eager.close()
     lazy.close()
+
+
+@linux_only
+def test_a_06_3_a_diagnosis_tells_of_the_open_file_too(tmp_path: Path) -> None:
+    loader = with_forked_workers(faulty.EagerFile(numbers_in(tmp_path)), 1, batch_size=4)
+    diagnosis = diagnose_dataloader(loader, seconds=3.0, progress=False)
+    assert diagnosis.evidence.open_handle == "dataset.file"
+    assert "fork-unsafe-handle" in [found.code for found in diagnosis.findings]
 
 
 @linux_only

@@ -376,6 +376,18 @@ def test_the_diagnosis_knows_of_a_worker_that_died() -> None:
     assert watched.diagnosis().cause == "worker-died"
 
 
+def test_the_diagnosis_names_an_error_that_a_sample_raised() -> None:
+    watched = watch_dataloader(
+        DataLoader(faulty_workloads.FailsAt("two arguments"), batch_size=2), report=False
+    )
+    with pytest.raises(faulty_workloads.TwoArguments):
+        list(watched)
+    diagnosis = watched.diagnosis()
+    assert diagnosis.cause == "worker-error"
+    assert "TwoArguments" in diagnosis.findings[0].message
+    assert diagnosis.timing is not None  # of the batch that came before
+
+
 def test_an_error_of_the_loop_itself_is_no_failure_of_the_loader() -> None:
     watched = watch_dataloader(DataLoader(workloads.Slow(80), batch_size=4), report=False)
     with pytest.raises(ZeroDivisionError):
