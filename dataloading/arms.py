@@ -35,6 +35,8 @@ from dataloading.worker_costs import WorkerCosts
 # How the time budget is shared out.
 REAL_SHARE, REPLAY_SHARE, ALONE_SHARE, ONE_WORKER_SHARE = 0.45, 0.1, 0.2, 0.15
 
+LIGHT_BATCH_BYTES = 2**20  # of a larger batch the bytes cost more than the hand-over
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Arms(Result):
@@ -238,7 +240,23 @@ def gather_evidence(
     if _delivers_items(dataloader):
         # what the data set gives is a batch already, however many samples that is
         costs = replace(costs, batch_size=evidence.batch_size or costs.batch_size)
-    return evidence.with_profile(profile, costs.for_batch_size(evidence.batch_size))
+    costs = costs.for_batch_size(evidence.batch_size)
+    return with_handover(evidence.with_profile(profile, costs), arms)
+
+
+def with_handover(evidence: Evidence, arms: Arms) -> Evidence:
+    """What handing over a small batch would cost a loader that has no workers yet.
+
+    It is what the one worker of its arm needs from batch to batch beyond making it. Sender and
+    receiver pay about the same: both open the batch's memory and wake up a thread.
+    """
+    workers = arms.one_worker.workers if arms.one_worker is not None else None
+    if evidence.num_workers != 0 or arms.one_worker is None or workers is None:
+        return evidence
+    if (evidence.batch_bytes or 0) > LIGHT_BATCH_BYTES:
+        return evidence
+    seconds = max(0.0, arms.one_worker.period_s - workers.mean_batch_s)
+    return replace(evidence, handover_s=seconds, send_s=max(evidence.send_s or 0.0, seconds))
 
 
 def _delivers_items(dataloader: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,11 +13,19 @@ from torch.utils.data import get_worker_info
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from dataloading.image_modes import TRUNCATED, is_truncation, readable_part, to_rgb
+
 if TYPE_CHECKING:
     from PIL import Image
 
 
-def image_dataset(root: str | Path, transform: Callable[[Any], Any] | None = None) -> ImageFiles:
+def image_dataset(
+    root: str | Path,
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    upright: bool = False,
+    load_truncated: bool = False,
+) -> ImageFiles:
     """Open a folder of images as a data set of `(image, class number)`.
 
     Args:
@@ -25,6 +34,8 @@ def image_dataset(root: str | Path, transform: Callable[[Any], Any] | None = Non
             those that systems leave behind (`.DS_Store`, `__MACOSX`, `.ipynb_checkpoints`) are
             passed over.
         transform: Turns a PIL image (RGB) into what the loader collates.
+        upright: Turn photos as their orientation tag says, which `ImageFolder` does not.
+        load_truncated: Load what can be read of cut files, and list them in `truncated_files`.
 
     Returns:
         A data set with the attributes of torchvision's `ImageFolder`.
@@ -39,7 +50,7 @@ def image_dataset(root: str | Path, transform: Callable[[Any], Any] | None = Non
 
     Explained in: notebook 00
     """
-    return ImageFiles(root, transform)
+    return ImageFiles(root, transform, upright=upright, load_truncated=load_truncated)
 
 
 class ImageFiles(ImageFolder):
@@ -52,6 +63,8 @@ class ImageFiles(ImageFolder):
             the names of the sub-folders, sorted.
         seed: Samples loaded in the training process draw from a stream of torch's random numbers
             of their own, so that they repeat (workers are seeded by the loader).
+        upright: See `image_dataset`.
+        load_truncated: See `image_dataset`.
     """
 
     def __init__(
@@ -61,8 +74,10 @@ class ImageFiles(ImageFolder):
         *,
         classes: Sequence[str] | None = None,
         seed: int | None = None,
+        upright: bool = False,
+        load_truncated: bool = False,
     ) -> None:
-        folder = _existing_folder(root)
+        folder = existing_folder(root)
         VisionDataset.__init__(self, str(folder), transform=transform)
         found = _images_by_class(folder)
         if classes is not None and len(classes) == len(found) == 1:
@@ -82,20 +97,47 @@ class ImageFiles(ImageFolder):
         self.targets = [label for _, label in self.samples]
         self.extensions = IMG_EXTENSIONS
         self.loader = load_image
+        self._cut: torch.Tensor | None = None  # a mark for each file that was loaded in part
+        if upright or load_truncated:
+            self.loader = functools.partial(
+                load_image, upright=upright, load_truncated=load_truncated
+            )
+        if load_truncated:
+            # shared, so that marks set by workers are seen here
+            self._cut = torch.zeros(len(self.samples), dtype=torch.uint8).share_memory_()
         self._random_state = (
             torch.Generator().manual_seed(seed).get_state() if seed is not None else None
         )
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         if self._random_state is None or get_worker_info() is not None:
-            return super().__getitem__(index)
+            return self._sample(index)
         outside = torch.get_rng_state()
         torch.set_rng_state(self._random_state)
         try:
-            return super().__getitem__(index)
+            return self._sample(index)
         finally:
             self._random_state = torch.get_rng_state()
             torch.set_rng_state(outside)
+
+    def _sample(self, index: int) -> tuple[Any, Any]:
+        if self._cut is None:
+            return super().__getitem__(index)
+        path, label = self.samples[index]
+        image = self.loader(path)
+        if image.info.get(TRUNCATED):
+            self._cut[index] = 1
+        if self.transform is not None:
+            image = self.transform(image)
+        if self.target_transform is not None:
+            label = self.target_transform(label)
+        return image, label
+
+    @property
+    def truncated_files(self) -> list[str]:
+        """The cut files that were loaded in part so far, by this process or by workers."""
+        marked = [] if self._cut is None else self._cut.nonzero().flatten().tolist()
+        return [self.samples[index][0] for index in marked]
 
 
 EXPECTED_LAYOUT = (
@@ -104,7 +146,7 @@ EXPECTED_LAYOUT = (
 )
 
 
-def _existing_folder(root: str | Path) -> Path:
+def existing_folder(root: str | Path) -> Path:
     """The absolute path of an existing folder."""
     folder = Path(os.path.abspath(Path(root).expanduser()))
     if not folder.exists():
@@ -117,7 +159,7 @@ def _existing_folder(root: str | Path) -> Path:
 def _images_by_class(folder: Path) -> dict[str, list[str]]:
     """The image files below each sub-folder; if none holds any, those directly in the folder."""
     _, subfolders, names = next(_walk(folder))
-    found = {name: list(_images_below(folder / name)) for name in subfolders}
+    found = {name: list(images_below(folder / name)) for name in subfolders}
     empty = [name for name, images in found.items() if not images]
     if len(empty) < len(found):
         if empty:
@@ -131,7 +173,7 @@ def _images_by_class(folder: Path) -> dict[str, list[str]]:
     raise FileNotFoundError(f"No images found in {folder}. {EXPECTED_LAYOUT}")
 
 
-def _images_below(folder: Path) -> Iterator[str]:
+def images_below(folder: Path) -> Iterator[str]:
     """The image files in a folder and its sub-folders, in sorted order."""
     for parent, _, names in _walk(folder):
         yield from (os.path.join(parent, name) for name in names)
@@ -160,11 +202,21 @@ def is_clutter(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def load_image(path: str | Path) -> Image.Image:
+UNREADABLE = "Cannot read the image "
+REMEDY = ". Repair, replace or remove the file."
+
+
+def load_image(
+    path: str | Path, *, upright: bool = False, load_truncated: bool = False
+) -> Image.Image:
     """Open an image file as RGB, as torchvision's `ImageFolder` does, and say which file failed.
+
+    Unlike there, grey images of 16 bits are scaled to 8 bits; Pillow would clip them to white.
 
     Args:
         path: The file; grey, palette and transparent images become RGB too.
+        upright: Turn the image as its orientation tag says; `ImageFolder` does not.
+        load_truncated: Load what can be read of a cut file; `info["truncated"]` is True then.
 
     Returns:
         A PIL image in mode RGB.
@@ -182,17 +234,31 @@ def load_image(path: str | Path) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
-            if image.mode == "P" and "transparency" in image.info:
-                return image.convert("RGBA").convert("RGB")  # same colours, without a warning
-            return image.convert("RGB")
+        try:
+            with Image.open(path) as image:
+                return to_rgb(image, upright=upright)
+        except OSError as error:
+            if not load_truncated or not is_truncation(error):
+                raise
+            return readable_part(path, upright=upright)
     except UnidentifiedImageError:
         reason = "not an image" if os.path.getsize(path) else "the file is empty"
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise  # missing or forbidden: the system's text names the file already
         reason = str(error)
-    raise OSError(f"Cannot read the image {path}: {reason}. Repair, replace or remove the file.")
+    raise OSError(f"{UNREADABLE}{path}: {reason}{REMEDY}")
+
+
+def short_reason(error: BaseException, path: str | Path | None = None) -> str:
+    """Why a file cannot be read, in one line and without what every such error of ours says.
+
+    Example:
+        >>> short_reason(OSError("Cannot read the image a.jpg: not an image. Repair, replace or remove the file."), "a.jpg")
+        'not an image'
+    """
+    text = str(error).removeprefix(f"{UNREADABLE}{path}: ").removesuffix(REMEDY)
+    return " ".join(text.split()) or type(error).__name__
 
 
 def check_images(paths: Iterable[str | Path], limit: int | None = None) -> list[tuple[str, str]]:
@@ -210,15 +276,27 @@ def check_images(paths: Iterable[str | Path], limit: int | None = None) -> list[
 
     Explained in: notebook 00
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, or None for all files, got {limit}.")
-    files = [str(path) for path in paths]
-    if limit is not None and limit < len(files):
-        files = [files[position * len(files) // limit] for position in range(limit)]
     failed = []
-    for path in files:
+    for path in spread_evenly([str(path) for path in paths], limit):
         try:
             load_image(path)
         except OSError as error:
             failed.append((path, str(error)))
     return failed
+
+
+def spread_evenly(files: list[str], limit: int | None) -> list[str]:
+    """At most `limit` of the files, spread evenly over all; None takes every file.
+
+    Raises:
+        ValueError: `limit` is below 1.
+
+    Example:
+        >>> spread_evenly(["a", "b", "c", "d"], 2)
+        ['a', 'c']
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, or None for all files, got {limit}.")
+    if limit is None or limit >= len(files):
+        return files
+    return [files[position * len(files) // limit] for position in range(limit)]
