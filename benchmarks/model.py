@@ -39,7 +39,7 @@ PROBE_S = 10.0
 WORKERS = (0, 1, 2, 3, 4)
 PREFETCH = (2, 4)
 BATCH_FACTORS = (1, 2)  # times the batch size of the probe
-WEIGHED_BATCHES = 10  # of each worker, delivered before memory is read
+WEIGHED_BATCHES = 40  # of each worker, before its memory is read: it grows over the first ones
 PROMISED = {"synthetic": 0.03, "photos": 0.08, "covered": 0.85, "memory": 0.10}
 
 

@@ -232,6 +232,7 @@ def gather_evidence(
         utilization_percent=_utilization(trace),
         rank_waits_s=waits,
         reasons=reasons | ({"rank_waits_s": reason} if reason else {}),
+        **_open_handles(dataloader),
         **_sending(dataloader, machine or inspect_machine()),
     )
     if profile is None:
@@ -319,7 +320,7 @@ def _sending(dataloader: Any, machine: Machine) -> dict[str, Any]:
         return {}
     method = LoaderSettings.of(dataloader).multiprocessing_context or machine.start_method
     if method == "fork":
-        return {"start_method": method, **_open_handles(dataloader)}
+        return {"start_method": method}
     probe = probe_pickling(dataloader.dataset, "dataset")
     return {
         "start_method": method,
@@ -328,8 +329,10 @@ def _sending(dataloader: Any, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _open_handles(dataloader: DataLoader) -> dict[str, Any]:
-    """Open files and connections of the data set, which forked workers share."""
+def _open_handles(dataloader: Any) -> dict[str, Any]:
+    """Open files and connections of the data set, which forked workers share, or would."""
+    if not isinstance(dataloader, DataLoader):
+        return {}
     handles = list(handles_among(list(walk(dataloader.dataset, "dataset"))))
     if not handles:
         return {"open_handles": 0}

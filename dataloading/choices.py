@@ -11,7 +11,7 @@ from dataloading.diagnosis import Diagnosis
 from dataloading.evidence import Evidence
 from dataloading.machine import Machine
 from dataloading.model import step_bounds
-from dataloading.results import format_seconds, format_share
+from dataloading.results import format_bytes, format_seconds, format_share
 from dataloading.settings import DEFAULT_PREFETCH_FACTOR, LoaderSettings
 from dataloading.setup_rules import pins_memory
 from dataloading.workers import GOOD_ENOUGH, best_workers, worker_cap
@@ -44,6 +44,24 @@ def keep_samples_single(
     refused[f"{chosen.num_workers} workers"] = why
     reasons["num_workers"] = f"more than {most} refused: {why}"
     return chosen.changed(num_workers=most)
+
+
+def keep_handles_unshared(
+    chosen: LoaderSettings,
+    evidence: Evidence,
+    reasons: dict[str, str],
+    refused: dict[str, str],
+) -> LoaderSettings:
+    """No workers, where there are none yet, for a data set that holds a file or connection open."""
+    if not evidence.open_handle or evidence.num_workers or not chosen.num_workers:
+        return chosen
+    why = (
+        f"{evidence.open_handle} ({evidence.open_handle_kind}) is open: forked workers share it and "
+        "disturb one another, and it cannot be sent to others. Open it on first use, in the worker"
+    )
+    refused[f"{chosen.num_workers} workers"] = why
+    reasons["num_workers"] = f"workers refused: {why}"
+    return chosen.changed(num_workers=0)
 
 
 def choose_workers(
@@ -210,6 +228,26 @@ def choose_persistence(
         return replace(settings, persistent_workers=False)
     reasons["persistent_workers"] = f"workers start once, not {epochs} times"
     return replace(settings, persistent_workers=True)
+
+
+def explain_start_method(
+    settings: LoaderSettings, evidence: Evidence, machine: Machine, reasons: dict[str, str]
+) -> None:
+    """Say why the start method stays: what it costs here, or what it does harm to."""
+    if settings.num_workers == 0:
+        return
+    method = settings.multiprocessing_context or machine.start_method
+    reason = f"kept: workers start by {method}"
+    if method == "fork" and evidence.open_handle:
+        reason += (
+            f", and would share {evidence.open_handle}; open it in the worker, on first use (as it "
+            "is, it cannot be sent to workers that are spawned)"
+        )
+    elif method == "fork":
+        reason += ", within milliseconds, and share the data set"
+    elif evidence.pickled_bytes is not None:
+        reason += f"; each is sent {format_bytes(evidence.pickled_bytes)} when it starts"
+    reasons["multiprocessing_context"] = reason
 
 
 def tail_s(evidence: Evidence) -> float:

@@ -41,8 +41,9 @@ class Evidence(Result):
 
     Attributes:
         steps: Steady steps of the real run behind the figures.
-        num_workers, prefetch_factor, batch_size, pin_memory, persistent_workers: The loader's
-            settings; None where it is not a `DataLoader`.
+        num_workers, prefetch_factor, batch_size, pin_memory, persistent_workers, in_order,
+            multiprocessing_context: The loader's settings; None where it is not a `DataLoader`, or
+            leaves it to the default.
         wait_share, transfer_share, step_share, other_share, spike_share: Shares of the real run.
         period_s: Seconds from one step to the next in the real run.
         wait_s: Mean wait of a step.
@@ -105,6 +106,8 @@ class Evidence(Result):
     batch_size: int | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
+    in_order: bool | None = None
+    multiprocessing_context: str | None = None
     wait_share: float | None = None
     transfer_share: float | None = None
     step_share: float | None = None
@@ -232,7 +235,10 @@ class Evidence(Result):
         """Add how the loader is set, where it is known."""
         if settings is None:
             return self
-        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        names = (
+            *("num_workers", "pin_memory", "persistent_workers", "prefetch_factor"),
+            *("in_order", "multiprocessing_context"),
+        )
         return replace(self, **{name: getattr(settings, name) for name in names})
 
     def with_profile(self, profile: SampleProfile, costs: BatchCosts) -> Evidence:
@@ -280,6 +286,8 @@ class Evidence(Result):
             pin_memory=bool(self.pin_memory),
             prefetch_factor=self.prefetch_factor,
             persistent_workers=bool(self.persistent_workers),
+            in_order=self.in_order is not False,
+            multiprocessing_context=self.multiprocessing_context,
         ).settings
 
     def summary(self) -> str:

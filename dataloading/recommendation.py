@@ -15,7 +15,9 @@ from dataloading.choices import (
     choose_prefetch,
     choose_workers,
     epoch_s,
+    explain_start_method,
     fit,
+    keep_handles_unshared,
     keep_samples_single,
     slack_s,
     tail_s,
@@ -80,8 +82,12 @@ class Recommendation(Result):
         """Each setting with its reason, then what was refused, then further advice."""
         chosen = self.settings.kwargs()
         gain = "not predicted" if self.predicted_gain is None else f"{self.predicted_gain:.2f}x"
+        default_start = {"start method": self.reasons.get("multiprocessing_context")}
+        if "multiprocessing_context" in chosen:  # stands among the settings
+            default_start = {}
         return [
             *((f"{name} = {value}", self.reasons.get(name, "")) for name, value in chosen.items()),
+            *((name, why) for name, why in default_start.items() if why),
             ("predicted gain", gain),
             *((f"refused: {what}", why) for what, why in self.refused.items()),
             *(("advice", text) for text in self.advice),
@@ -156,11 +162,13 @@ def recommend_settings(
     else:
         chosen = choose_workers(diagnosis, present, costs, step_s, machine, reasons, epochs)
         chosen = keep_samples_single(chosen, evidence, reasons, refused)
+        chosen = keep_handles_unshared(chosen, evidence, reasons, refused)
         chosen = choose_prefetch(chosen, evidence, reasons)
         chosen = choose_pinning(chosen, machine, reasons)  # pinned batches count twice
         chosen = fit(chosen, costs, machine, memory_fraction, reasons, refused)
     if evidence.steps:  # nothing is changed for a loader that failed
         chosen = choose_persistence(chosen, epochs, reasons)
+        explain_start_method(chosen, evidence, machine, reasons)
     predicted = gain = beside = None
     if (
         costs is not None

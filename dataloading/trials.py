@@ -17,7 +17,13 @@ from dataloading.memory_errors import ran_out_of_memory
 from dataloading.progress import TimeBar
 from dataloading.settings import LoaderSettings
 from dataloading.timing import LEAST_LIMIT_S, TrainStep
-from dataloading.watchdog import ProbeTimeout, time_limit
+from dataloading.watchdog import (
+    ProbeTimeout,
+    generators_of,
+    loader_warnings_hidden,
+    random_state_kept,
+    time_limit,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,10 +121,18 @@ class Bench:
         self._open: dict[LoaderSettings, tuple[LoaderBlocks, contextlib.ExitStack]] = {}
 
     def __enter__(self) -> Bench:
+        # Each loader keeps random states and warning filters as well, but loaders end in another
+        # order than they began in: what counts is how things stood before the first of them.
+        generators = generators_of(self.maker.present)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(random_state_kept(*generators))
+            stack.enter_context(loader_warnings_hidden())
+            self._kept = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close_all()
+        with self._kept:
+            self.close_all()
 
     def blocks(self, settings: LoaderSettings) -> LoaderBlocks:
         """The blocks of a setting, started where they are not."""

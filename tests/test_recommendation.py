@@ -282,6 +282,32 @@ def test_unknown_costs_keep_the_workers():
         result.plot()
 
 
+def test_start_method_and_order_stay_as_they_are():
+    own = {"multiprocessing_context": "spawn", "in_order": False, "pickled_bytes": 2**20}
+    result = recommend(loop(workers=1, wait=0.122, **WAITING, **own), machine())
+    assert result.settings.num_workers > 1
+    assert result.settings.multiprocessing_context == "spawn"
+    assert not result.settings.in_order
+    assert "1.0 MiB" in result.reasons["multiprocessing_context"]
+    default = recommend(loop(workers=1, wait=0.122, **WAITING), machine())
+    assert default.settings.multiprocessing_context is None
+    assert ("start method", default.reasons["multiprocessing_context"]) in default.rows()
+
+
+def test_no_workers_for_a_data_set_that_holds_a_file_open():
+    held = {"open_handle": "dataset.file", "open_handle_kind": "HDF5 file", "open_handles": 1}
+    result = recommend(loop(wait=0.162, **WAITING, **held), machine())
+    assert result.settings.num_workers == 0
+    (why,) = result.refused.values()
+    assert "dataset.file (HDF5 file) is open" in why
+    # workers that are there already stay; the finding tells of the harm
+    workers = recommend(
+        loop(workers=1, wait=0.122, start_method="fork", **WAITING, **held), machine()
+    )
+    assert workers.settings.num_workers >= 1
+    assert "would share dataset.file" in workers.reasons["multiprocessing_context"]
+
+
 def test_advice_that_is_no_setting_is_passed_on():
     evidence = loop(
         workers=2,

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,21 @@ def test_settings_that_do_not_fit_together_are_compared_one_at_a_time(nothing_le
             assert [child.is_alive() for child in multiprocessing.active_children()] == [True]
             one.block(0.01)
             assert not multiprocessing.active_children()
+
+
+def test_loaders_that_end_before_those_begun_earlier_leave_nothing_changed(
+    nothing_left: None,
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(Slow(80), batch_size=4, shuffle=True, generator=generator)
+    before = random_state(), generator.get_state().tolist(), list(warnings.filters)
+    first, second = LoaderSettings(), LoaderSettings(in_order=False)
+    with time_bar(1.0, "", enabled=False) as bar, Bench(Maker.of(loader), None, None, bar) as bench:
+        bench.blocks(first).block(0.0)
+        torch.rand(1)
+        bench.blocks(second).block(0.0)
+        bench.close(first)
+    assert (random_state(), generator.get_state().tolist(), list(warnings.filters)) == before
 
 
 # ---- bad arguments -------------------------------------------------------------------------------
