@@ -7,7 +7,9 @@ loaders made here work under every start method.
 
 from __future__ import annotations
 
+import os
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,31 +20,63 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from dataloading.batch_transforms import BatchTransform, split_transform, tensor_ready
+from dataloading.cached_dataset import CachedDataset
+from dataloading.cached_images import cached_images
+from dataloading.course_datasets import load_course_dataset
+from dataloading.decoders import DECODERS, decoder_for
+from dataloading.distributed import (
+    EpochSampler,
+    epochs,
+    rank_and_world_size,
+    set_epoch,
+    steps_per_rank,
+    workers_per_rank,
+)
 from dataloading.faults import SlowDataset, burn_cpu
+from dataloading.image_scan import ImageScan, scan_images
 from dataloading.images import ImageFiles, check_images, image_dataset, load_image
 from dataloading.machine import usable_cpu_count
+from dataloading.resuming import resumable_dataloader
 from dataloading.rules_of_thumb import HARDWARE_PRESETS, HardwarePreset, rule_of_thumb_workers
 from dataloading.sample_images import create_sample_images
 from dataloading.settings import LoaderSettings
+from dataloading.sharded_streams import ShardedStream
+from dataloading.skipping import SkippingDataLoader, make_skipping
 
 __all__ = [
+    "DECODERS",
     "HARDWARE_PRESETS",
     "IMAGE_RECIPES",
     "NUM_WORKERS",
+    "BatchTransform",
+    "CachedDataset",
+    "EpochSampler",
     "HardwarePreset",
     "ImageFiles",
     "ImageRecipe",
+    "ImageScan",
+    "ShardedStream",
+    "SkippingDataLoader",
     "SlowDataset",
     "burn_cpu",
     "can_pin_memory",
     "check_images",
     "create_dataloaders",
     "create_sample_images",
+    "epochs",
     "image_dataset",
+    "load_course_dataset",
     "load_image",
+    "make_skipping",
     "recipe_settings",
+    "resumable_dataloader",
     "rule_of_thumb_workers",
+    "scan_images",
     "seed_worker",
+    "set_epoch",
+    "split_transform",
+    "tensor_ready",
 ]
 
 # What this process may use: on a shared machine often fewer than os.cpu_count() says.
@@ -60,13 +94,21 @@ def create_dataloaders(
     num_workers: int = NUM_WORKERS,
     *,
     settings: LoaderSettings | None = None,
+    decoder: str = "pillow",
+    cache: str | os.PathLike[str] | None = None,
+    distributed: bool | tuple[int, int] | None = None,
     seed: int | None = None,
+    skip_bad_images: bool = False,
     device: torch.device | str | None = None,
 ) -> tuple[DataLoader, DataLoader, list[str]]:
     """Make the DataLoaders for training (shuffled) and testing (in order) from two image folders.
 
     Batches are pinned where there is an accelerator that can use it. Labels are those of the
     training classes, also where the test folder lacks some of them.
+
+    The fast way: `sample_transform, batch_transform = split_transform(transform)`, then
+    `create_dataloaders(..., sample_transform, ..., decoder="torchvision")`, and in the training loop
+    `images = batch_transform(images.to(device))`, or `make_train_step(..., batch_transform=...)`.
 
     Args:
         train_dir: Folder with one sub-folder of images per class, or one flat folder of images.
@@ -75,10 +117,22 @@ def create_dataloaders(
         batch_size: Samples per batch.
         num_workers: Worker processes of each loader; 0 loads in this process.
         settings: Loader settings that take the place of `num_workers` and the pinning and, where
-            it has one, of `batch_size`. Pinning stays off without an accelerator.
+            it has one, of `batch_size`, such as `recommend_settings` gives. Pinning stays off
+            without an accelerator.
+        decoder: `"pillow"`; `"pillow-draft"`, which reads large photos at a reduced size where the
+            transform begins with a `Resize`; or `"torchvision"`, the fastest, which gives uint8
+            tensors to the transform (those of torchvision take them, `ToTensor` included).
+        cache: Keep decoded images, as they are before the first random step of the transform:
+            `"memory"` for shared memory, or a folder for files that later runs and all processes on
+            this machine use. None: no cache.
+        distributed: Share the samples out among the processes of a distributed job. None: where
+            there is one (`torchrun`); True: there must be one; False: never; or a pair (rank,
+            number of ranks). Each epoch has a new order by itself; `set_epoch` need not be called.
         seed: Makes order and random transforms the same in every run with the same number of
             workers. Holds for transforms that draw from torch, as all of torchvision's do; with
             workers also for those that draw from NumPy or `random`.
+        skip_bad_images: Leave out images that cannot be read, and warn of them at the end of an
+            epoch; `loader.skipped()` lists them. Batches are smaller then, and never empty.
         device: Where the batches will be used; `"cpu"` turns pinning off. None: the accelerator,
             if there is one.
 
@@ -87,23 +141,48 @@ def create_dataloaders(
 
     Raises:
         FileNotFoundError: A folder is missing or holds no images; the text names it in full.
-        ValueError: A path is no folder, the test folder has a class that training lacks, or a
-            number is out of range.
+        ValueError: A path is no folder, the test folder has a class that training lacks, a
+            number is out of range, there is no such decoder, a rank would get no batch, or images
+            have no common size where they should be cached.
 
     Example:
         >>> create_dataloaders("photos/train", "photos/test", transform, 32)  # doctest: +SKIP
 
     Explained in: notebook 00
     """
-    train_data = ImageFiles(train_dir, transform, seed=seed)
-    test_data = ImageFiles(test_dir, transform, classes=train_data.classes, seed=seed)
+    rank, world_size = rank_and_world_size(distributed)
     if settings is None:
-        settings = LoaderSettings(num_workers=num_workers, pin_memory=True)
+        workers, fewer = workers_per_rank(num_workers) if world_size > 1 else (num_workers, None)
+        if fewer:
+            warnings.warn(fewer, stacklevel=2)
+        settings = LoaderSettings(num_workers=workers, pin_memory=True)
     options = {"batch_size": batch_size} | settings.kwargs()
     options["pin_memory"] = settings.pin_memory and can_pin_memory(device)
-    train_dataloader: DataLoader = DataLoader(train_data, shuffle=True, **options, **_seeding(seed))
-    test_dataloader: DataLoader = DataLoader(test_data, shuffle=False, **options, **_seeding(seed))
-    return train_dataloader, test_dataloader, train_data.classes
+    own_seed = None if seed is None else seed + rank  # ranks draw other crops and flips
+
+    load = decoder_for(decoder, transform)
+    if decoder == "torchvision":
+        transform = tensor_ready(transform)
+    train_data = ImageFiles(train_dir, transform, seed=own_seed)
+    test_data = ImageFiles(test_dir, transform, classes=train_data.classes, seed=own_seed)
+    loaders = []
+    for files, shuffle in ((train_data, True), (test_data, False)):
+        files.loader = load
+        data = files if cache is None else cached_images(files, cache, seed=own_seed)
+        make = make_skipping if skip_bad_images else DataLoader
+        order = _order(data, shuffle, rank, world_size, seed, options["batch_size"])
+        loaders.append(make(data, **options, **order, **_seeding(own_seed)))
+    return loaders[0], loaders[1], train_data.classes
+
+
+def _order(
+    data: Any, shuffle: bool, rank: int, world_size: int, seed: int | None, batch_size: int
+) -> dict[str, Any]:
+    """The arguments that say in which order samples come, and to which rank."""
+    if world_size == 1:
+        return {"shuffle": shuffle}
+    steps_per_rank(len(data), world_size, batch_size)  # refuses ranks without a batch
+    return {"sampler": EpochSampler(data, world_size, rank, shuffle=shuffle, seed=seed or 0)}
 
 
 def _seeding(seed: int | None) -> dict[str, Any]:

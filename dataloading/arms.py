@@ -254,7 +254,7 @@ def with_handover(evidence: Evidence, arms: Arms) -> Evidence:
     workers = arms.one_worker.workers if arms.one_worker is not None else None
     if evidence.num_workers != 0 or arms.one_worker is None or workers is None:
         return evidence
-    if (evidence.batch_bytes or 0) > LIGHT_BATCH_BYTES:
+    if workers.mean_batch_s is None or (evidence.batch_bytes or 0) > LIGHT_BATCH_BYTES:
         return evidence
     seconds = max(0.0, arms.one_worker.period_s - workers.mean_batch_s)
     return replace(evidence, handover_s=seconds, send_s=max(evidence.send_s or 0.0, seconds))

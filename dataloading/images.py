@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import get_worker_info
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from dataloading.image_modes import TRUNCATED, is_truncation, readable_part, to_rgb
+from dataloading.random_stream import RandomStream
+from dataloading.resuming import ResumableRandomness
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,7 +54,7 @@ def image_dataset(
     return ImageFiles(root, transform, upright=upright, load_truncated=load_truncated)
 
 
-class ImageFiles(ImageFolder):
+class ImageFiles(ResumableRandomness, ImageFolder):
     """An `ImageFolder` that also reads flat folders and says which file it cannot read.
 
     Args:
@@ -96,7 +97,7 @@ class ImageFiles(ImageFolder):
         self.imgs = self.samples  # a second name for it, as in ImageFolder
         self.targets = [label for _, label in self.samples]
         self.extensions = IMG_EXTENSIONS
-        self.loader = load_image
+        self.loader: Callable[..., Any] = load_image
         self._cut: torch.Tensor | None = None  # a mark for each file that was loaded in part
         if upright or load_truncated:
             self.loader = functools.partial(
@@ -105,20 +106,24 @@ class ImageFiles(ImageFolder):
         if load_truncated:
             # shared, so that marks set by workers are seen here
             self._cut = torch.zeros(len(self.samples), dtype=torch.uint8).share_memory_()
-        self._random_state = (
-            torch.Generator().manual_seed(seed).get_state() if seed is not None else None
-        )
+        self._stream = RandomStream(seed) if seed is not None else None
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        if self._random_state is None or get_worker_info() is not None:
+        if self._stream is None:
             return self._sample(index)
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
-        try:
+        with self._stream.in_use():
             return self._sample(index)
-        finally:
-            self._random_state = torch.get_rng_state()
-            torch.set_rng_state(outside)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the random numbers are, for a `StatefulDataLoader`."""
+        state = super().state_dict()
+        return state if self._stream is None else {**state, "stream": self._stream.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the random numbers back where they were."""
+        super().load_state_dict(state)
+        if self._stream is not None and "stream" in state:
+            self._stream.state = state["stream"]
 
     def _sample(self, index: int) -> tuple[Any, Any]:
         if self._cut is None:
@@ -290,10 +295,6 @@ def spread_evenly(files: list[str], limit: int | None) -> list[str]:
 
     Raises:
         ValueError: `limit` is below 1.
-
-    Example:
-        >>> spread_evenly(["a", "b", "c", "d"], 2)
-        ['a', 'c']
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, or None for all files, got {limit}.")

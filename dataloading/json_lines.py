@@ -76,7 +76,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
     file = os.open(path, flags, 0o666)
     try:
-        with _locked(file):
+        with locked(file):
             if _ends_within_a_line(file):
                 line = b"\n" + line
             written = os.write(file, line)
@@ -94,7 +94,8 @@ def _ends_within_a_line(file: int) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(file: int) -> Iterator[None]:
+def locked(file: int) -> Iterator[None]:
+    """Hold the lock of an open file (its descriptor) while the block runs."""
     deadline = time.monotonic() + LOCK_LIMIT_S
     held = False
     while not held and time.monotonic() < deadline:

@@ -80,6 +80,8 @@ def peek(dataloader: DataLoader, held: list[tuple[str, Any]]) -> Peek:
         count = _guarded(lambda: len(trial))
         opened = [h for h in handles_among(_look(trial)) if id(h.thing) not in before]
         samples = [] if is_a(trial, IterableDataset) else _fetch(trial, count or 0)
+        if callable(getattr(dataloader, "skipped", None)):  # it leaves those out
+            samples = [sample for sample in samples if sample is not None]
         seen = _judge(dataloader, samples) if samples else Peek()
         return Peek(
             epoch_samples=_epoch_samples(dataloader, count),
@@ -168,7 +170,8 @@ def _judge(dataloader: DataLoader, samples: list[Any]) -> Peek:
     """What a few samples tell about their batches."""
     batched = dataloader.batch_sampler is not None
     uneven = None
-    if batched and dataloader.collate_fn is default_collate:
+    wrapped = getattr(dataloader.collate_fn, "collate_fn", None)  # of one that leaves samples out
+    if batched and default_collate in (dataloader.collate_fn, wrapped):
         uneven = uneven_field(samples)
     per_batch = dataloader.batch_size or getattr(dataloader.batch_sampler, "batch_size", None) or 1
     taken = samples[:per_batch]

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from dataloading.arguments import check_int
 from dataloading.held_things import (
@@ -152,9 +152,10 @@ def parts_for_workers(dataloader: DataLoader) -> list[tuple[str, Any]]:
 
 def _bad_images(dataset: Any) -> tuple[tuple[str, str], ...]:
     """Files of an image folder that cannot be read, among some spread over all of them."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    samples = getattr(dataset, "__dict__", {}).get("samples")
+    parts = getattr(dataset, "__dict__", {})
+    while "samples" not in parts and "dataset" in parts:  # a subset, a cache and the like
+        parts = getattr(parts["dataset"], "__dict__", {})
+    samples = parts.get("samples")
     if not isinstance(samples, list) or not samples or "torchvision" not in sys.modules:
         return ()
     first = samples[0][0] if isinstance(samples[0], tuple) and samples[0] else None

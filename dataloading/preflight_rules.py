@@ -192,11 +192,13 @@ def bad_images_rule(seen: Preflight) -> Finding | None:
         return None
     path, reason = seen.bad_images[0]
     more = len(seen.bad_images) - 1
+    message = reason + (f" ({more} more of those looked at)" if more else "")
+    left_out = callable(getattr(seen.loader, "skipped", None))
     return finding(
         "bad-images",
-        reason + (f" ({more} more of those looked at)" if more else ""),
+        f"{message} This loader leaves out what it cannot read." if left_out else message,
         {"path": path, "reason": reason, "files": [path for path, _ in seen.bad_images]},
-        severity="critical",
+        severity="info" if left_out else "critical",
     )
 
 

@@ -88,16 +88,20 @@ class TrainStep:
         loss_fn: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer,
         device: torch.device,
+        batch_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.device = device
+        self.batch_transform = batch_transform
 
     def __call__(self, batch: Any) -> float:
         """Train on one batch; returns the loss."""
         inputs, targets = split_batch(move_to(batch, self.device))
         with METER:
+            if self.batch_transform is not None:
+                inputs = self.batch_transform(inputs)
             self.model.train()
             loss = self.loss_fn(self.model(inputs), targets)
             self.optimizer.zero_grad()
@@ -130,6 +134,8 @@ def make_train_step(
     loss_fn: Callable[[Any, Any], torch.Tensor],
     optimizer: torch.optim.Optimizer,
     device: str | torch.device | None = None,
+    *,
+    batch_transform: Callable[[Any], Any] | None = None,
 ) -> TrainStep:
     """Build the train step of the Learn PyTorch course: move, forward, loss, backward, update.
 
@@ -140,6 +146,8 @@ def make_train_step(
         loss_fn: `loss_fn(predictions, targets)` giving a scalar tensor.
         optimizer: An optimizer over the model's parameters.
         device: Where to train; None takes the device of the model's first parameter.
+        batch_transform: Applied to the inputs on the device, such as the conversion of uint8 images
+            to normalised floats that `split_transform` moves out of the workers.
 
     Returns:
         A callable `train_step(batch)` that returns the loss as a float. A batch is
@@ -172,7 +180,11 @@ def make_train_step(
         device = first.device if first is not None else torch.device("cpu")
     else:
         model.to(device)
-    return TrainStep(model, loss_fn, optimizer, device)
+    if batch_transform is not None and (
+        isinstance(batch_transform, type) or not callable(batch_transform)
+    ):
+        raise TypeError(f"Expected a function batch_transform(inputs), got {batch_transform!r}.")
+    return TrainStep(model, loss_fn, optimizer, device, batch_transform)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:

@@ -21,7 +21,10 @@ PARTS = {f"dataloading.{p.stem}" for p in (PROJECT / "dataloading").glob("*.py")
 MODULES = sorted(FRONT | PARTS | {"dataloading"})
 ON_TOP = {"dataloading.widgets", "dataloading.plots"}  # shown last, imported when they are needed
 LIGHT = {"numpy", "psutil", "torch", "dataloading", *FRONT}  # all else is imported where it is used
-MAY_ALSO = {"dataloading.images": {"torchvision"}}  # its image folders are torchvision's
+MAY_ALSO = {  # image folders and transforms are torchvision's
+    f"dataloading.{part}": {"torchvision"}
+    for part in ("images", "batch_transforms", "transform_steps")
+}
 OPTIONAL = ("ipywidgets", "torchvision", "pynvml", "IPython", "matplotlib")
 HEAVY = (*OPTIONAL, "pandas", "scipy", "PIL")
 
