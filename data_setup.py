@@ -34,6 +34,7 @@ from dataloading.distributed import (
     workers_per_rank,
 )
 from dataloading.faults import SlowDataset, burn_cpu
+from dataloading.image_collate import collate_images
 from dataloading.image_scan import ImageScan, scan_images
 from dataloading.images import ImageFiles, check_images, image_dataset, load_image
 from dataloading.machine import usable_cpu_count
@@ -171,6 +172,8 @@ def create_dataloaders(
         data = files if cache is None else cached_images(files, cache, seed=own_seed)
         make = make_skipping if skip_bad_images else DataLoader
         order = _order(data, shuffle, rank, world_size, seed, options["batch_size"])
+        if decoder == "torchvision":
+            options["collate_fn"] = collate_images
         loaders.append(make(data, **options, **order, **_seeding(own_seed)))
     return loaders[0], loaders[1], train_data.classes
 

@@ -21,6 +21,7 @@ from dataloading.batch_transforms import split_transform, tensor_ready
 from dataloading.batches import count_samples, move_to
 from dataloading.cached_dataset import CachedDataset
 from dataloading.decoders import decoder_for
+from dataloading.image_collate import collate_images
 from dataloading.images import ImageFiles
 from dataloading.machine import usable_cpu_count
 from dataloading.watchdog import close_iterator
@@ -100,7 +101,7 @@ def fast_arm(root: Path, device: torch.device, *, convert: bool) -> Rate:
     sample_transform, batch_transform = split_transform(tensor_ready(augmentation()))
     data = ImageFiles(root, sample_transform)
     data.loader = decoder_for("torchvision")
-    loader = endless(data, usable_cpu_count())
+    loader = endless(data, usable_cpu_count(), collate_images)
 
     def finish(batch: Any) -> Any:
         arrived = move_to(batch, device)
@@ -124,7 +125,12 @@ def cold_arm(root: Path, device: torch.device) -> Rate:
     def rate(seconds: float) -> float:
         data, batch_transform = cached(root)
         loader = DataLoader(
-            data, BATCH_SIZE, shuffle=True, num_workers=usable_cpu_count(), **pinning()
+            data,
+            BATCH_SIZE,
+            shuffle=True,
+            num_workers=usable_cpu_count(),
+            collate_fn=collate_images,
+            **pinning(),
         )
         return rate_of(loader, seconds, lambda batch: batch_transform(move_to(batch, device)), True)
 
@@ -137,7 +143,7 @@ def warm_arm(root: Path, device: torch.device) -> Rate:
     workers = usable_cpu_count()
     for _ in DataLoader(data, BATCH_SIZE, num_workers=workers):
         pass
-    loader = endless(data, workers)
+    loader = endless(data, workers, collate_images)
 
     def finish(batch: Any) -> Any:
         return batch_transform(move_to(batch, device))
@@ -145,10 +151,11 @@ def warm_arm(root: Path, device: torch.device) -> Rate:
     return lambda seconds: rate_of(loader, seconds, finish, False)
 
 
-def endless(data: Any, workers: int) -> DataLoader:
+def endless(data: Any, workers: int, collate_fn: Any = None) -> DataLoader:
     """A shuffling loader whose epochs do not end during a block."""
     sampler = RandomSampler(data, replacement=True, num_samples=LONG)
-    return DataLoader(data, BATCH_SIZE, sampler=sampler, num_workers=workers, **pinning())
+    options = {"num_workers": workers, "collate_fn": collate_fn, **pinning()}
+    return DataLoader(data, BATCH_SIZE, sampler=sampler, **options)
 
 
 def pinning() -> dict[str, Any]:

@@ -179,7 +179,8 @@ class BatchTransform(nn.Module):
             )
         if self.scale.device != images.device:
             self.to(images.device)  # once: the batches after this one come to the same device
-        floats = images.to(torch.float32)
+        # Contiguous, as models expect it, however the decoder left the channels.
+        floats = images.to(torch.float32, memory_format=torch.contiguous_format)
         if self.mean is None:
             return floats.div_(WHITE)
         return floats.mul_(self.scale).add_(self.shift)

@@ -53,11 +53,16 @@ class NoneLeaf(Leaf):
 
 @dataclass(frozen=True)
 class TensorLeaf(Leaf):
-    """A dense tensor in CPU memory."""
+    """A dense tensor in CPU memory, whose numbers keep the order in which they lie there.
+
+    `order` has the dimensions from the outermost to the innermost. Decoders put the channels of a
+    pixel side by side, (1, 2, 0) for an image (C, H, W), and cropping and resizing are quicker so.
+    """
 
     kind: Any
     dtype: torch.dtype
     shape: tuple[int, ...]
+    order: tuple[int, ...]
 
     def pack(self, value: Any, path: str) -> Any:  # noqa: D102
         same_kind = isinstance(value, torch.Tensor) and type(value) is self.kind
@@ -65,22 +70,23 @@ class TensorLeaf(Leaf):
             expected = f"{self.kind.__name__} of {self.dtype} {self.shape}"
             raise Misfit(f"{path} is {named(value)}, in the first sample a {expected}")
         _check_tensor(value, path)
-        flat = value.as_subclass(torch.Tensor).contiguous().reshape(-1)
+        flat = value.as_subclass(torch.Tensor).permute(self.order).contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
     def unpack(self, rows: np.ndarray, row: int) -> Any:  # noqa: D102
         data = torch.from_numpy(rows[row, self.start : self.stop].copy())
-        return self._typed(self._numbers(data, self.shape))
+        return self._typed(self._numbers(data, 1)[0])
 
     def unpack_many(self, rows: np.ndarray, wanted: np.ndarray) -> list[Any]:  # noqa: D102
         data = torch.from_numpy(rows[:, self.start : self.stop][wanted].reshape(-1))
-        tensors = self._numbers(data, (len(wanted), *self.shape)).unbind()
-        return [self._typed(tensor) for tensor in tensors]
+        return [self._typed(tensor) for tensor in self._numbers(data, len(wanted)).unbind()]
 
-    def _numbers(self, data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def _numbers(self, data: torch.Tensor, count: int) -> torch.Tensor:
+        """So many tensors, one after the other."""
         if not len(data):
-            return torch.empty(shape, dtype=self.dtype)
-        return data.view(self.dtype).view(shape)
+            return torch.empty((count, *self.shape), dtype=self.dtype)
+        lying = data.view(self.dtype).view(count, *(self.shape[dim] for dim in self.order))
+        return lying.permute(0, *(1 + self.order.index(dim) for dim in range(len(self.shape))))
 
     def _typed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.kind is torch.Tensor else tensor.as_subclass(self.kind)
@@ -197,7 +203,8 @@ def leaf_for(value: Any, path: str, start: int, text_bytes: int) -> Leaf:
     if isinstance(value, torch.Tensor):
         _check_tensor(value, path)
         stop = start + value.numel() * value.element_size()
-        return TensorLeaf(start, stop, kind, value.dtype, tuple(value.shape))
+        shape, order = tuple(value.shape), memory_order(value)
+        return TensorLeaf(start, stop, kind, value.dtype, shape, order)
     if kind is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
         return ArrayLeaf(start, start + value.nbytes, value.dtype, value.shape)
     if kind in TEXTS:
@@ -212,6 +219,18 @@ def leaf_for(value: Any, path: str, start: int, text_bytes: int) -> Leaf:
         "arrays, PIL images (no palettes), numbers, texts, and tuples, lists, dicts and "
         "dataclasses of these"
     )
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its dimensions from the outermost to the innermost in memory; as counted if it has gaps.
+
+    Example:
+        >>> memory_order(torch.zeros(4, 5, 3).permute(2, 0, 1))
+        (1, 2, 0)
+    """
+    dims = tuple(range(tensor.ndim))
+    order = tuple(sorted(dims, key=lambda dim: -tensor.stride(dim)))
+    return order if tensor.permute(order).is_contiguous() else dims
 
 
 def _check_tensor(value: torch.Tensor, path: str) -> None:

@@ -93,6 +93,17 @@ def test_uint8_batches_are_converted_in_the_train_step(photos: Path) -> None:
         make_train_step(model, loss_fn, optimizer, batch_transform=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_decoded_channels_stay_side_by_side_until_they_are_floats(
+    photos: Path, workers: int
+) -> None:
+    sample_transform, batch_transform = split_transform(PLAIN)
+    loader = make(photos, sample_transform, workers, seed=1, decoder="torchvision")
+    images, _ = next(iter(loader))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert batch_transform(images).is_contiguous()
+
+
 def test_an_unknown_decoder_is_refused_with_the_known_ones(photos: Path) -> None:
     with pytest.raises(ValueError, match="pillow, pillow-draft, torchvision"):
         make(photos, decoder="opencv")
