@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, StackDataset
 
 from dataloading.watchdog import ProbeTimeout
 
@@ -139,15 +139,15 @@ def with_clocks(dataset: Any, clock: StageClock) -> Any:
             timed.__class__ = type(kind.__name__, (kind,), no_del)
     except (TypeError, AttributeError, RecursionError, copy.Error, pickle.PicklingError):
         return dataset
-    if isinstance(dataset, Subset):
-        timed.dataset = with_clocks(dataset.dataset, clock)
+    attributes = getattr(dataset, "__dict__", {})
+    if isinstance(attributes.get("dataset"), Dataset):  # a subset, a cache, a wrapper of your own
+        timed.__dict__["dataset"] = with_clocks(attributes["dataset"], clock)
     if isinstance(dataset, ConcatDataset | StackDataset):
         parts = dataset.datasets
         if isinstance(parts, dict):
             timed.datasets = {name: with_clocks(part, clock) for name, part in parts.items()}
         else:
             timed.datasets = type(parts)(with_clocks(part, clock) for part in parts)
-    attributes = getattr(dataset, "__dict__", {})
     for name in TRANSFORM_ATTRIBUTES:
         if callable(attributes.get(name)):
             setattr(timed, name, _timed_transform(attributes[name], clock))

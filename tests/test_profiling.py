@@ -25,6 +25,7 @@ from torch.utils.data import (
 from workloads import FOREVER_S, linux_only
 
 from dataloading import profiling, sending, stages
+from dataloading.cached_dataset import CachedDataset
 from dataloading.profiling import SampleProfile, profile_samples
 from dataloading.stages import stage_name
 from dataloading.watchdog import ProbeTimeout
@@ -150,6 +151,31 @@ def test_parts_and_subsets_are_looked_into(no_transfer: None) -> None:
     assert profile.samples == 10
     assert data.dataset is before
     assert_adds_up(profile)
+
+
+class Keeps(Dataset):
+    """A wrapper as many a project has one, with a transform of its own."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.transform = abs
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.dataset[index])
+
+
+def test_wrappers_are_looked_into(no_transfer: None) -> None:
+    inside = Transformed(pause)
+    data = Keeps(inside)
+    profile = profile_samples(data)
+    assert {"pause", "abs"} <= set(stages_of(profile))
+    assert data.dataset is inside
+    assert_adds_up(profile)
+    cached = profile_samples(CachedDataset(inside), samples=8)  # a fresh cache has nothing yet
+    assert "pause" in stages_of(cached)
 
 
 def test_a_sequence_of_modules(no_transfer: None) -> None:
