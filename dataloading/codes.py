@@ -58,7 +58,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
             meaning="All usable CPUs are busy preparing data; more workers only share them.",
             proof="Training waits, and the CPU work of a batch over the usable CPUs is the limit.",
             ruled_out_by="Samples that mostly wait, or CPUs without work.",
-            advice="Make a sample cheaper, cache it, or move work to the accelerator.",
+            advice="Make a sample cheaper, cache it (CachedDataset), or move work to the accelerator "
+            "(split_transform moves the conversion to float).",
             notebook="09",
         ),
         "per-sample-overhead": Code(
@@ -84,8 +85,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
             meaning="Handing finished batches from worker to main process takes most of the time.",
             proof="Sending a batch takes longer than preparing it.",
             ruled_out_by="A loader without workers, or batches that are cheap to send.",
-            advice="Send fewer, smaller tensors: uint8 instead of float32, one tensor instead of "
-            "many.",
+            advice="Send fewer, smaller tensors: uint8 instead of float32 (split_transform does that "
+            "to images), one tensor instead of many.",
             notebook="01",
         ),
         "epoch-startup": Code(

@@ -54,7 +54,8 @@ UTILISATION_MEANING = (
 # What makes the dearest stage cheaper, where its name says what it does.
 STAGE_ADVICE = {
     READ: "Read fewer, larger files, or keep the files in memory.",
-    DECODE: "Store smaller images, decode at reduced size, or cache what was decoded.",
+    DECODE: "Decode faster (create_dataloaders with decoder='torchvision'), decode at reduced size "
+    "('pillow-draft', or smaller files), or cache what was decoded (CachedDataset).",
 }
 
 Rule = Callable[[Evidence, Machine], Finding | None]
