@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from dataloading.arguments import check_int, device_named
 from dataloading.batch_transforms import BatchTransform, split_transform, tensor_ready
 from dataloading.cached_dataset import CachedDataset
 from dataloading.cached_images import cached_images
@@ -114,7 +115,8 @@ def create_dataloaders(
     Args:
         train_dir: Folder with one sub-folder of images per class, or one flat folder of images.
         test_dir: The same for the test images.
-        transform: Turns a PIL image into a tensor, for both loaders; None gives PIL images.
+        transform: Turns a PIL image into a tensor, for both loaders. None leaves images as they are
+            decoded, of which batches can be made with `decoder="torchvision"` and equal sizes only.
         batch_size: Samples per batch.
         num_workers: Worker processes of each loader; 0 loads in this process.
         settings: Loader settings that take the place of `num_workers` and the pinning and, where
@@ -129,9 +131,11 @@ def create_dataloaders(
         distributed: Share the samples out among the processes of a distributed job. None: where
             there is one (`torchrun`); True: there must be one; False: never; or a pair (rank,
             number of ranks). Each epoch has a new order by itself; `set_epoch` need not be called.
+            Up to one sample less than there are ranks comes twice, so that all ranks get as many,
+            when testing too. Bad images should be removed first (`scan_images`), not skipped: ranks
+            would get unlike numbers of batches, and wait for one another for ever.
         seed: Makes order and random transforms the same in every run with the same number of
-            workers. Holds for transforms that draw from torch, as all of torchvision's do; with
-            workers also for those that draw from NumPy or `random`.
+            workers, for transforms that draw from torch, NumPy or `random`.
         skip_bad_images: Leave out images that cannot be read, and warn of them at the end of an
             epoch; `loader.skipped()` lists them. Batches are smaller then, and never empty.
         device: Where the batches will be used; `"cpu"` turns pinning off. None: the accelerator,
@@ -142,6 +146,7 @@ def create_dataloaders(
 
     Raises:
         FileNotFoundError: A folder is missing or holds no images; the text names it in full.
+        TypeError: An argument is of another kind; the text names it.
         ValueError: A path is no folder, the test folder has a class that training lacks, a
             number is out of range, there is no such decoder, a rank would get no batch, or images
             have no common size where they should be cached.
@@ -151,7 +156,17 @@ def create_dataloaders(
 
     Explained in: notebook 00
     """
+    _check_arguments(train_dir, test_dir, transform, batch_size, settings, seed)
+    if device is not None:
+        device = device_named(device)
     rank, world_size = rank_and_world_size(distributed)
+    if world_size > 1 and skip_bad_images:
+        warnings.warn(
+            "Ranks that skip bad images get unlike numbers of batches, and training in step "
+            "(DistributedDataParallel) then waits for ever. Find the files with scan_images(folder) "
+            "and remove them instead.",
+            stacklevel=2,
+        )
     if settings is None:
         workers, fewer = workers_per_rank(num_workers) if world_size > 1 else (num_workers, None)
         if fewer:
@@ -176,6 +191,23 @@ def create_dataloaders(
             options["collate_fn"] = collate_images
         loaders.append(make(data, **options, **order, **_seeding(own_seed)))
     return loaders[0], loaders[1], train_data.classes
+
+
+def _check_arguments(
+    train_dir: Any, test_dir: Any, transform: Any, batch_size: Any, settings: Any, seed: Any
+) -> None:
+    """Refuse what would only fail later, or in words that do not name it."""
+    for name, folder in (("train_dir", train_dir), ("test_dir", test_dir)):
+        if not isinstance(folder, str | os.PathLike):
+            raise TypeError(f"{name} must be the path of a folder, got {folder!r}.")
+    if transform is not None and (isinstance(transform, type) or not callable(transform)):
+        raise TypeError(f"transform={transform!r} must be a transform of one image, or None.")
+    check_int("batch_size", batch_size, least=1)
+    if settings is not None and not isinstance(settings, LoaderSettings):
+        raise TypeError(f"settings={settings!r} must be LoaderSettings(...), or None.")
+    check_int("seed", seed, least=0, optional=True)
+    if seed is not None and seed >= 2**63:
+        raise ValueError(f"seed={seed} must be below 2**63.")
 
 
 def _order(
@@ -290,10 +322,9 @@ def recipe_settings(
 
     Explained in: notebook 00
     """
-    if name not in IMAGE_RECIPES:
+    check_int("cpu_cores", cpu_cores, least=1)
+    if not isinstance(name, str) or name not in IMAGE_RECIPES:
         raise ValueError(f"There is no recipe {name!r}; choose one of {', '.join(IMAGE_RECIPES)}.")
-    if cpu_cores < 1:
-        raise ValueError(f"cpu_cores must be at least 1, got {cpu_cores}.")
     recipe = IMAGE_RECIPES[name]
     smallest, largest = recipe.batch_size
     return LoaderSettings(

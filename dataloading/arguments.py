@@ -105,8 +105,24 @@ def check_device(value: Any) -> torch.device | None:
     """
     if value is None:
         return None
+    device = device_named(value)
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if here and here.type == device.type else 0
+    if device.type not in ("cpu", "meta") and (device.index or 0) >= count:
+        has = f"{count} {device.type} device(s)" if count else f"no {device.type} device"
+        raise ValueError(f"device={str(value)!r} is not available: this machine has {has}.")
+    return device
+
+
+def device_named(value: Any) -> torch.device:
+    """The device that a name stands for, whether it is there or not.
+
+    Raises:
+        TypeError: It is neither a name nor a `torch.device`.
+        ValueError: There is no such kind of device.
+    """
     try:
-        device = torch.device(value)
+        return torch.device(value)
     except TypeError:
         raise TypeError(
             f"Expected device to be a name such as 'cuda', got {_named(value)}."
@@ -115,12 +131,6 @@ def check_device(value: Any) -> torch.device | None:
         raise ValueError(
             f"device={value!r} is not a device; use 'cpu', 'cuda', 'cuda:1' or 'mps'."
         ) from None
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    count = torch.accelerator.device_count() if here and here.type == device.type else 0
-    if device.type not in ("cpu", "meta") and (device.index or 0) >= count:
-        has = f"{count} {device.type} device(s)" if count else f"no {device.type} device"
-        raise ValueError(f"device={str(value)!r} is not available: this machine has {has}.")
-    return device
 
 
 def _named(value: Any) -> str:

@@ -125,7 +125,7 @@ class BatchCosts(Result):
         """Share of a worker's time in which it needs a CPU."""
         return min(1.0, (self.cpu_s + self.send_s) / self.batch_s) if self.batch_s > 0 else 1.0
 
-    def crowding_with(self, workers: int, cpus: int) -> float:
+    def crowding_with(self, workers: int, cpus: float) -> float:
         """How many times longer a batch takes with so many workers on so many CPUs.
 
         Nothing for one worker; as measured when all CPUs are busy; in between by the CPUs in use.

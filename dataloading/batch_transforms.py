@@ -78,6 +78,7 @@ def split_transform(transform: Any) -> tuple[Any, nn.Module]:
         training device: a `BatchTransform`, or `nn.Identity()` where nothing could move.
 
     Raises:
+        TypeError: It cannot be called with an image.
         ValueError: A `Normalize` step has a standard deviation of 0.
 
     Example:
@@ -88,9 +89,19 @@ def split_transform(transform: Any) -> tuple[Any, nn.Module]:
 
     Explained in: notebook 06
     """
+    if transform is not None and (isinstance(transform, type) or not callable(transform)):
+        raise TypeError(f"transform={transform!r} must be a transform of one image, or None.")
     steps = steps_of(transform)
     at = next((number for number, (_, step) in enumerate(steps) if _gives_float(step)), None)
     if at is None:
+        if (
+            path := next((p for p, step in steps if kind_of(step) == "Normalize"), None)
+        ) is not None:
+            warnings.warn(
+                f"{path} (Normalize) stays in the workers: no step before it converts to float32 in "
+                "[0, 1], such as ToTensor() or v2.ToDtype(torch.float32, scale=True).",
+                stacklevel=2,
+            )
         return transform, nn.Identity()
     tail = steps[at + 1 :]
     for path, step in tail:
@@ -213,6 +224,8 @@ class TensorSteps(NamedSteps):
 
 class TensorResizedCrop(transforms.RandomResizedCrop):
     """`RandomResizedCrop` for uint8 tensors: the same boxes, by torchvision's quicker v2 resize."""
+
+    __name__ = "RandomResizedCrop"  # what its owner knows it as
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Crop one image (C, H, W) at random and resize it."""

@@ -49,7 +49,8 @@ def over_budget(
         settings: Workers, prefetch and pinning.
         costs: Size of a batch.
         machine: What is free.
-        fraction: Share of it that may be used.
+        fraction: Share of it that may be used. The ranks of a job share memory and shared memory;
+            the limit of open files is that of each process.
 
     Returns:
         A sentence with need and budget, or None.
@@ -63,13 +64,15 @@ def over_budget(
         'needs 55.1 MiB of shared memory, and 80 % of what is free is 51.2 MiB'
     """
     needs = resource_needs(costs, settings, machine)
+    ranks = machine.local_ranks
     for name, free, what in (
         ("memory_bytes", machine.available_memory_bytes, "memory"),
         ("shared_memory_bytes", machine.shared_memory_free_bytes, "shared memory"),
     ):
-        if free is not None and needs[name] > fraction * free:
+        if free is not None and ranks * needs[name] > fraction * free:
+            each = f" for each of {ranks} ranks" if ranks > 1 else ""
             return (
-                f"needs {format_bytes(needs[name])} of {what}, and {format_share(fraction)} of "
+                f"needs {format_bytes(needs[name])} of {what}{each}, and {format_share(fraction)} of "
                 f"what is free is {format_bytes(fraction * free)}"
             )
     limit = machine.open_files_limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from dataloading.sample_layout import SampleLayout, sample_layout
 from dataloading.sample_leaves import Misfit
 from dataloading.watchdog import random_state_kept
 
-MOST_TRIED = 16  # samples in a row that cannot be read
+MOST_TRIED = 16  # samples in a row, where they cannot be read,
+MOST_SPREAD = 64  # and then so many over all of the data set
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class SampleProbe:
     def __init__(self, dataset: Any, count: int) -> None:
         held = list(walk(dataset, "dataset"))
         with random_state_kept(), trial_copy(dataset, held) as trial:
-            at, first = _readable(trial, range(min(count, MOST_TRIED)))
+            at, first = _readable(trial, _some_places(count))
             again = _fetch(trial, at)
             from_behind = range(count - 1, at, -1)[:MOST_TRIED]
             last, other = _readable(trial, from_behind, default=(at, first))
@@ -51,8 +53,15 @@ class SampleProbe:
             self.warning = _misfit_warning(self.layout, other.sample, last)
 
 
+def _some_places(count: int) -> list[int]:
+    """The first few, and then some spread over all, where a folder begins with bad files."""
+    first = range(min(count, MOST_TRIED))
+    spread = (number * count // MOST_SPREAD for number in range(MOST_SPREAD))
+    return list(dict.fromkeys([*first, *spread]))
+
+
 def _readable(
-    dataset: Any, places: range, default: tuple[int, _Fetch] | None = None
+    dataset: Any, places: Sequence[int], default: tuple[int, _Fetch] | None = None
 ) -> tuple[int, _Fetch]:
     """The first sample that can be read among a few; the others will be told when they are used.
 
@@ -66,7 +75,10 @@ def _readable(
         except OSError as error:
             errors.append(error)
     if default is None:
-        raise errors[0]
+        raise OSError(
+            f"Nothing to cache: none of {len(errors)} samples that were looked at can be read. "
+            f"{errors[0]}"
+        )
     return default
 
 

@@ -272,7 +272,8 @@ def _checked_length(dataset: Any) -> int:
             f"{name} is an IterableDataset, whose samples have no index; a cache needs "
             "dataset[index] and len(dataset)."
         )
-    if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
+    keyed = isinstance(dataset, str | bytes | dict)
+    if isinstance(dataset, type) or keyed or not hasattr(dataset, "__getitem__"):
         raise TypeError(f"Expected a map-style data set with dataset[index], got {dataset!r}.")
     try:
         count = len(dataset)

@@ -24,7 +24,7 @@ REDUCTIONS = (8, 4, 2)  # by which a JPEG decoder can leave pixels out
 SPARE = 2  # times the target: what the resize still has to average over keeps its quality
 KEEP_SIZE = ("ToImage", "PILToTensor", "ToTensor", "Identity", "ToPureTensor")
 
-JPEG_START, PNG_START = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+JPEG_START = b"\xff\xd8\xff"
 PLAIN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 OTHER_FRAMES = {*range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
@@ -158,9 +158,10 @@ def _resize_target(step: Any) -> int | tuple[int, int] | None:
 def load_tensor(path: str | Path) -> torch.Tensor:
     """Read an image file as a uint8 RGB tensor (3, height, width), several times as fast as Pillow.
 
-    JPEG and PNG files are decoded by torchvision. What it reads otherwise than Pillow, or not at
-    all (CMYK, 16 bits, other formats, photos above Pillow's limit), is left to `load_image`, and
-    so are the errors. As there, an orientation tag turns nothing.
+    JPEG files are decoded by torchvision. What it reads otherwise than Pillow, or not at all (CMYK,
+    other formats, photos above Pillow's limit), is left to `load_image`, and so are the errors. PNG
+    files are too: torchvision (0.29) ends the process at a damaged one. As there, an orientation tag
+    turns nothing.
 
     Args:
         path: The file; grey, palette and transparent images become RGB too.
@@ -175,29 +176,33 @@ def load_tensor(path: str | Path) -> torch.Tensor:
 
     Explained in: notebook 06
     """
-    from torchvision.io import ImageReadMode, decode_image
     from torchvision.transforms.functional import pil_to_tensor
 
     data = np.fromfile(path, dtype=np.uint8)
-    if _reads_like_pillow(data.data):
+    if _reads_like_pillow(memoryview(data.data)):
         try:
-            return decode_image(torch.from_numpy(data), mode=ImageReadMode.RGB)
+            return _decode_jpeg(torch.from_numpy(data))
         except RuntimeError:
             pass  # damaged: Pillow says how, or reads it all the same
     return pil_to_tensor(load_image(path))
+
+
+def _decode_jpeg(data: torch.Tensor) -> torch.Tensor:
+    """Decode a JPEG file by the operator behind `torchvision.io.decode_jpeg` (0.21 to 0.29).
+
+    That function warns of its own end at every call since torchvision 0.29.
+    """
+    import torchvision.io
+
+    mode = torchvision.io.ImageReadMode.RGB.value
+    return torch.ops.image.decode_jpeg(data, mode, False)  # False: as the orientation tag finds it
 
 
 def _reads_like_pillow(data: memoryview) -> bool:
     """Whether torchvision gives the picture that Pillow gives, as far as the header tells."""
     from PIL import Image
 
-    if data[:3] == JPEG_START:
-        frame = _jpeg_frame(data)
-    elif data[:8] == PNG_START and data[12:16] == b"IHDR" and len(data) > 26:
-        width, height, bits = struct.unpack_from(">IIB", data, 16)
-        frame = (width, height) if bits <= 8 else None
-    else:
-        frame = None
+    frame = _jpeg_frame(data) if data[:3] == JPEG_START else None
     limit = Image.MAX_IMAGE_PIXELS
     return frame is not None and (limit is None or frame[0] * frame[1] <= limit)
 
@@ -228,11 +233,8 @@ def _check_torchvision() -> None:
     file = io.BytesIO()
     Image.new("RGB", (1, 1)).save(file, "JPEG")
     try:
-        from torchvision.io import ImageReadMode, decode_image
-
-        data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-        decode_image(data, mode=ImageReadMode.RGB)
-    except (ImportError, RuntimeError) as error:
+        _decode_jpeg(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
+    except (ImportError, AttributeError, RuntimeError) as error:
         raise RuntimeError(
             f'decoder="torchvision" cannot be used with this torchvision: {error} Use '
             'decoder="pillow".'

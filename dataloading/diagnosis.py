@@ -200,7 +200,7 @@ def ceilings(evidence: Evidence, machine: Machine) -> dict[str, float | None]:
         return size / seconds if size and seconds and seconds > 0 else None
 
     costs = evidence.costs
-    cpu_s = (costs.cpu_s + costs.send_s) / machine.cpus_per_rank if costs is not None else None
+    cpu_s = (costs.cpu_s + costs.send_s) / machine.cpu_time_per_rank if costs is not None else None
     epoch_start = evidence.epoch_restart_s
     per_step = (
         epoch_start / evidence.steps_per_epoch if epoch_start and evidence.steps_per_epoch else None

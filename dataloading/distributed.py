@@ -26,6 +26,7 @@ rank sees only a part of its part: accelerate issue 4075).
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -273,8 +274,10 @@ class EpochSampler(DistributedSampler[int]):
         Args:
             epoch: Its number, from 0.
         """
+        epoch = operator.index(epoch)  # a NumPy number, perhaps
+        check_int("epoch", epoch, least=0)
         super().set_epoch(epoch)
-        self.generator.manual_seed(int(epoch))
+        self.generator.manual_seed(epoch)
 
     @property
     def next_epoch(self) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BAD = {  # problem -> handling: these files give no sample
     "empty": "remove it, or fetch it again",
     "not an image": "remove it, or fetch it again",
-    "truncated": "repair or remove it; load_truncated=True loads the part that can be read",
+    "truncated": "repair or remove it; image_dataset(load_truncated=True) loads the part that can be read",
     "damaged": "repair or remove it",
     "cannot be opened": "check its name and the rights to it",
     "far too large": "Pillow refuses it: make it smaller, or remove it",
@@ -34,7 +34,7 @@ ODD = {  # problem -> handling: these files load
     "grey": "converted to RGB",
     "transparency": "converted to RGB; the transparency is dropped",
     "other mode": "converted to RGB",
-    "orientation tag": "turned upright with ImageOps.exif_transpose, or upright=True",
+    "orientation tag": "not turned, as in ImageFolder; image_dataset(upright=True) turns it upright",
     "animated": "the first of its pictures is used",
     "wrong extension": "fine: the content decides; rename it for other programs",
     "broken metadata": "fine: the pixels are read, the metadata is not",

@@ -62,8 +62,8 @@ class ImageFiles(ResumableRandomness, ImageFolder):
         transform: See `image_dataset`.
         classes: Class names that give the labels, such as those of the training set; None takes
             the names of the sub-folders, sorted.
-        seed: Samples loaded in the training process draw from a stream of torch's random numbers
-            of their own, so that they repeat (workers are seeded by the loader).
+        seed: Samples loaded in the training process draw from a stream of random numbers of their
+            own, so that they repeat (workers are seeded by the loader).
         upright: See `image_dataset`.
         load_truncated: See `image_dataset`.
     """
@@ -86,9 +86,14 @@ class ImageFiles(ResumableRandomness, ImageFolder):
             found = {classes[0]: next(iter(found.values()))}
         self.classes = sorted(found) if classes is None else list(classes)
         if unknown := sorted(set(found) - set(self.classes)):
+            if unknown == [folder.name] and not (folder / folder.name).is_dir():
+                raise ValueError(
+                    f"{folder} has images directly in it, and the training set has classes: put "
+                    f"them into sub-folders called {', '.join(self.classes)}."
+                )
             raise ValueError(
                 f"{folder} has classes that the training set lacks: {', '.join(unknown)}. "
-                f"Known are: {', '.join(self.classes)}. Remove or rename those folders."
+                f"Known are: {', '.join(self.classes)}. Rename those folders, or move them elsewhere."
             )
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self.samples = [
@@ -117,13 +122,17 @@ class ImageFiles(ResumableRandomness, ImageFolder):
     def state_dict(self) -> dict[str, Any]:
         """Where the random numbers are, for a `StatefulDataLoader`."""
         state = super().state_dict()
-        return state if self._stream is None else {**state, "stream": self._stream.state}
+        if self._stream is None:
+            return state
+        drawn, (name, keys, *rest), python = self._stream.state
+        return {**state, "stream": (drawn, (name, tuple(keys.tolist()), *rest), python)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put the random numbers back where they were."""
         super().load_state_dict(state)
         if self._stream is not None and "stream" in state:
-            self._stream.state = state["stream"]
+            drawn, numpy_state, python = state["stream"]
+            self._stream.state = (drawn, tuple(numpy_state), python)
 
     def _sample(self, index: int) -> tuple[Any, Any]:
         if self._cut is None:

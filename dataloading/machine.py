@@ -131,6 +131,22 @@ class Machine(Result):
             return max(1, self.usable_cpus)
         return max(1, self.usable_cpus // max(1, self.local_ranks))
 
+    @property
+    def cpu_time_per_rank(self) -> float:
+        """CPU seconds that a rank can have in a second: below 1 where ranks outnumber the CPUs."""
+        if self.cpus_are_per_rank:
+            return float(self.usable_cpus)
+        return self.usable_cpus / self.local_ranks
+
+    def __post_init__(self) -> None:
+        """Refuse a machine that cannot be."""
+        for name in ("usable_cpus", "local_ranks"):  # without torch, which `arguments` imports
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise TypeError(f"{name}={count!r} must be a whole number.")
+            if count < 1:
+                raise ValueError(f"{name}={count} must be at least 1.")
+
     def summary(self) -> str:
         """One line: CPUs with their source, ranks, memory, accelerators, versions."""
         parts = [f"{count_of(self.usable_cpus, 'usable CPU')} ({self.cpu_source})"]

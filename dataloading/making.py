@@ -53,13 +53,23 @@ class Maker:
                 "settings; expected a DataLoader, or a function make_dataloader(settings)."
             )
         present = _made(dataloader, LoaderSettings())
-        return cls(present, LoaderSettings.of(present), lambda wanted: _made(dataloader, wanted))
+        # the function has the batch size, until somebody asks for another one
+        settings = LoaderSettings.of(present).changed(batch_size=None)
+        return cls(present, settings, lambda wanted: _made(dataloader, wanted))
 
 
 def _made(make: MakeDataLoader, settings: LoaderSettings) -> DataLoader:
     """What the user's function gives, refused where it is no loader or does not do as it is told."""
-    loader = make(settings)
     name = getattr(make, "__name__", type(make).__name__)
+    try:
+        loader = make(settings)
+    except TypeError as error:
+        if "multiple values for keyword argument" not in str(error):
+            raise
+        raise TypeError(
+            f"{name}(settings): {error}. The settings come last and win: DataLoader(dataset, "
+            "**{'batch_size': 32, **settings.kwargs()})."
+        ) from error
     if not isinstance(loader, DataLoader):
         raise TypeError(
             f"{name}(settings) must return a DataLoader, and returned {type(loader).__name__}."

@@ -59,11 +59,12 @@ def step_bounds(
     Source: P. Denning, J. Buzen, The Operational Analysis of Queueing Network Models (1978).
     """
     costs = costs.for_batch_size(settings.batch_size)
-    cpus = machine.cpus_per_rank
+    cpus = machine.cpu_time_per_rank
     workers = settings.num_workers
     if workers == 0:
         alone = costs.alone_s if costs.alone_s is not None else costs.cpu_s + costs.wait_s
-        return {"compute": step_s, "loading": alone + step_s, "cpu": costs.cpu_s}
+        in_turn_s = (costs.cpu_s + costs.step_cpu_s) / min(1.0, cpus)
+        return {"compute": step_s, "loading": alone + step_s, "cpu": in_turn_s}
     crowding = costs.crowding_with(workers, cpus)
     # a hand-over that is felt has a name of its own
     ready = "transfer" if costs.handover_s > FELT_SHARE * step_s else "compute"
@@ -241,7 +242,7 @@ def _error(costs: BatchCosts, settings: LoaderSettings, machine: Machine, limit:
         parts.append(FURTHER_ERROR)
     if settings.batch_size is not None:
         parts.append(RESIZED_ERROR * abs(float(np.log2(settings.batch_size / costs.batch_size))))
-    if costs.cpus is not None and costs.cpus != machine.cpus_per_rank:
+    if costs.cpus is not None and costs.cpus != machine.cpu_time_per_rank:
         parts.append(ELSEWHERE_ERROR)
     return float(np.hypot.reduce(parts))
 

@@ -89,7 +89,7 @@ def probe(maker: Maker, machine: Machine, seconds: float, bar: TimeBar) -> Batch
         tensors=seen.tensors,
         alone_s=alone.period_s,
         start_method=maker.settings.multiprocessing_context or machine.start_method,
-        cpus=machine.cpus_per_rank,
+        cpus=machine.cpu_time_per_rank,
         error_share=_error(alone),
     )
     one = run(1, ONE_SHARE, clocks=True)

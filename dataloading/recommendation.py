@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dataloading.arguments import check_int, check_share
@@ -23,6 +23,7 @@ from dataloading.choices import (
     tail_s,
 )
 from dataloading.codes import Finding
+from dataloading.cpus import UNKNOWN
 from dataloading.diagnosis import Diagnosis
 from dataloading.evidence import Evidence
 from dataloading.machine import Machine
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODEL_FITS = 1.5  # times the predicted step: a slower run is slow for a reason it does not know
+COPIES = "each worker would deliver all samples"
 PER_BATCH = ("transfer", "per-sample-overhead")  # paid for each batch, whatever its size
 ELSEWHERE = (
     *("cpu-bound", "collate", "transfer", "per-sample-overhead", "serialised-workers"),
@@ -150,6 +152,8 @@ def recommend_settings(
         raise TypeError(f"Expected a Machine from inspect_machine, got {type(machine).__name__}.")
     check_share("memory_fraction", memory_fraction)
     machine = machine or diagnosis.machine
+    if machine.start_method == UNKNOWN:  # a made-up machine: started as it was measured
+        machine = replace(machine, start_method=diagnosis.machine.start_method)
     evidence = diagnosis.evidence
     present = evidence.settings
     costs = evidence.costs
@@ -176,7 +180,7 @@ def recommend_settings(
         and diagnosis.verdict != "inconclusive"
         and (chosen.num_workers == 0 or _model_fits(evidence, costs, step_s, diagnosis.machine))
     ):
-        beside = _rules_beside(costs, step_s, machine, memory_fraction)
+        beside = _rules_beside(costs, step_s, machine, memory_fraction, evidence.shares_out)
         predicted = predict_dataloader(costs, chosen, step_s=step_s, machine=machine)
         gain = epoch_s(present, diagnosis, costs, step_s, machine, epochs) / max(
             epoch_s(chosen, diagnosis, costs, step_s, machine, epochs), 1e-12
@@ -204,6 +208,8 @@ def _advice(
     findings: tuple[Finding, ...], evidence: Evidence, chosen: LoaderSettings
 ) -> tuple[str, ...]:
     """What no setting mends, largest predicted gain first; what changes training comes last."""
+    if not evidence.steps:  # the loader failed, and no setting mends that
+        return tuple(f"First mend this: {f.message} {f.advice}" for f in findings)
     beyond = [f for f in findings if f.code in ELSEWHERE]
     beyond.sort(key=lambda f: -(f.expected_gain or 0.0))
     advice = [f.advice for f in beyond]
@@ -221,7 +227,7 @@ def _advice(
 
 
 def _rules_beside(
-    costs: BatchCosts, step_s: float, machine: Machine, fraction: float
+    costs: BatchCosts, step_s: float, machine: Machine, fraction: float, shares_out: bool | None
 ) -> pd.DataFrame:
     """What the usual advice would give here, by the same model."""
     import pandas as pd
@@ -233,7 +239,9 @@ def _rules_beside(
             "prefetch_factor": settings.prefetch_factor,
             "predicted_samples_per_s": costs.batch_size
             / step_seconds(costs, settings, step_s, machine),
-            "shortage": over_budget(settings, costs, machine, fraction),
+            "shortage": COPIES
+            if shares_out is False and settings.num_workers > 1
+            else over_budget(settings, costs, machine, fraction),
         }
         for rule, settings in usual_advice(costs, machine).items()
     ]

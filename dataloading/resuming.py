@@ -60,12 +60,12 @@ def resumable_dataloader(dataloader: DataLoader) -> StatefulDataLoader:
 
     Explained in: notebook 08
     """
-    kind = _resumable_kind()
     if not isinstance(dataloader, DataLoader):
         raise TypeError(
             f"Expected a torch.utils.data.DataLoader, got {type(dataloader).__name__}: only a "
             "DataLoader can be built again as one that can be resumed."
         )
+    kind = _resumable_kind()
     settings = LoaderSettings.of(dataloader)
     if not settings.in_order:
         raise ValueError(

@@ -229,7 +229,8 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
         (1, 2, 0)
     """
     dims = tuple(range(tensor.ndim))
-    order = tuple(sorted(dims, key=lambda dim: -tensor.stride(dim)))
+    strides = tensor.stride()
+    order = tuple(sorted(dims, key=lambda dim: -strides[dim]))
     return order if tensor.permute(order).is_contiguous() else dims
 
 

@@ -20,6 +20,7 @@ class ShardedStream(IterableDataset):
 
     Every worker goes through the whole source and keeps its part, so the source must give the same
     order everywhere: shuffle by seed and epoch, not by global random numbers (`check_samples` tells).
+    The epoch comes from `set_epoch`, best by `for epoch in epochs(loader, 10)`; nobody else tells it.
 
     Args:
         source: An `IterableDataset` or another iterable that can be gone through again, or a

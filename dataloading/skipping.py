@@ -151,7 +151,7 @@ def make_skipping(
         A loader. Iterating it raises a `RuntimeError` where no sample at all can be read.
 
     Raises:
-        TypeError: The data set is iterable, or has no length.
+        TypeError: The data set is iterable, or has no length; or `errors` is no tuple of types.
 
     Example:
         >>> loader = make_skipping([None, 1.5, 2.5], batch_size=1)
@@ -162,6 +162,12 @@ def make_skipping(
 
     Explained in: notebook 00
     """
+    if not isinstance(errors, tuple) or not all(
+        isinstance(kind, type) and issubclass(kind, Exception) for kind in errors
+    ):
+        raise TypeError(
+            f"errors={errors!r} must be a tuple of exception types: errors=(KeyError,)."
+        )
     data = (
         dataset if isinstance(dataset, SkippingDataset) else SkippingDataset(dataset, errors=errors)
     )

@@ -103,11 +103,22 @@ class TrainStep:
             if self.batch_transform is not None:
                 inputs = self.batch_transform(inputs)
             self.model.train()
-            loss = self.loss_fn(self.model(inputs), targets)
+            loss = self.loss_fn(self._predict(inputs), targets)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             return loss.item()
+
+    def _predict(self, inputs: Any) -> Any:
+        try:
+            return self.model(inputs)
+        except RuntimeError as error:
+            if self.batch_transform is None and getattr(inputs, "dtype", None) == torch.uint8:
+                error.add_note(
+                    "The batch is of uint8: if it holds images, convert them first, with "
+                    "make_train_step(..., batch_transform=batch_transform) of split_transform."
+                )
+            raise
 
     @contextlib.contextmanager
     def state_kept(self) -> Iterator[None]:

@@ -260,8 +260,9 @@ def tune_while_training(
     The first epoch runs with the present settings and clocks in the workers; from it a model
     predicts all others. The next few epochs try what it promises, the rest run with the best. Each
     epoch is gone through once, with one setting, so that every sample comes as often as it would
-    anyway; a sampler with `set_epoch` is told the number of each epoch. Batch size and order of
-    samples stay; with another number of workers, random transforms draw other numbers.
+    anyway; a sampler with `set_epoch` is told the number of each epoch. The batch size stays; with
+    another number of workers, random transforms draw other numbers, and with workers that are kept
+    between epochs a seeded shuffle has other orders from the second epoch on.
 
     Args:
         dataloader: A `DataLoader`, or a function that builds one from `LoaderSettings`.

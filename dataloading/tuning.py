@@ -20,13 +20,14 @@ from dataloading.machine import inspect_machine
 from dataloading.making import MakeDataLoader, Maker
 from dataloading.model import Prediction, predict_dataloader
 from dataloading.progress import time_bar
-from dataloading.results import Result, format_count, format_value
-from dataloading.search import LEAST_BLOCK_S, PROOF_SHARE, Search
+from dataloading.results import Result, format_count, format_ratio, format_value
+from dataloading.search import LEAST_BLOCK_S, PROOF_SHARE, Search, demand
 from dataloading.settings import LoaderSettings
 from dataloading.timing import LEAST_LIMIT_S, TrainStep
 from dataloading.train_steps import state_kept
 from dataloading.trials import Bench, Trial, Turn, trial_table
 from dataloading.watchdog import time_limit
+from dataloading.workers import GOOD_ENOUGH
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +110,8 @@ def tune_dataloader(
 ) -> TuningResult:
     """Find the fastest settings for a loader, and prove them against the present ones.
 
-    The batch size, the order of the samples and the samples themselves stay as they are. Settings
+    The batch size, the order of the samples and the samples themselves stay as they are (with workers
+    that are kept between epochs, a seeded shuffle has other orders from the second epoch on). Settings
     that need more memory, shared memory or open files than there are get refused without a trial.
 
     Args:
@@ -162,9 +164,13 @@ def _conclude(search: Search, bench: Bench) -> TuningResult:
     notes = list(search.notes)
     if len(search.finalists) == 0:
         notes.append("no other setting could be tried within the time: allow more seconds")
-    if measured.verdict == "slower":
+    if winner is not before and before.usable and not is_worth_it(measured, winner, before):
+        notes.append(
+            f"the present settings stay: {winner.settings.summary()} won the trials, and ran at "
+            f"{format_ratio(measured.ratio or 0.0)} times the present rate in the end"
+        )
         winner = before
-        notes.append("the present settings stay: what won the trials came out slower")
+        measured = _without_pairs(1.0, "no difference shown", notes[-1])
     predicted = None
     if search.costs is not None:
         predicted = predict_dataloader(
@@ -180,6 +186,14 @@ def _conclude(search: Search, bench: Bench) -> TuningResult:
         searched_by=search.searched_by,
         notes=tuple(notes),
     )
+
+
+def is_worth_it(measured: Comparison, winner: Trial, before: Trial) -> bool:
+    """Whether to change settings: for those shown faster, or as fast and asking for less."""
+    if measured.verdict == "faster" or measured.ratio is None:
+        return True
+    as_fast = measured.verdict != "slower" and measured.ratio * GOOD_ENOUGH >= 1
+    return as_fast and demand(winner) <= demand(before)
 
 
 def _prove(search: Search, bench: Bench, before: Trial, winner: Trial) -> Comparison:

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -192,6 +193,13 @@ def close_iterator(iterator: Any) -> None:
             if worker.is_alive():
                 worker.kill()
 
+    if sys.is_finalizing():  # no thread starts any more: waiting for one would never end
+        iterator._shutdown = True
+        for queue in getattr(iterator, "_index_queues", ()):
+            queue.cancel_join_thread()
+            queue.close()
+        force()
+        return
     timer = threading.Timer(GRACE_S, force)
     timer.daemon = True
     try:

@@ -335,3 +335,18 @@ def test_both_parts_can_be_sent_to_workers(name: str) -> None:
     assert torch.equal(parts[1](sample), again[1](sample))
     assert repr(again[1]) == repr(parts[1])
     assert repr(ToUint8()) in repr(again[0])
+
+
+def test_a_normalisation_that_stays_behind_is_told() -> None:
+    steps = [v2.PILToTensor(), v2.ToDtype(torch.float32), v2.Normalize([0.5] * 3, [0.5] * 3)]
+    whole = v2.Compose(steps)
+    with pytest.warns(UserWarning, match=r"transform\.transforms\[2\].*no step before it converts"):
+        sample_transform, batch_transform = split_transform(whole)
+    assert sample_transform is whole
+    assert isinstance(batch_transform, nn.Identity)
+
+
+@pytest.mark.parametrize("wrong", ["x", [transforms.ToTensor()], transforms.ToTensor])
+def test_what_is_no_transform_cannot_be_split(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="must be a transform of one image"):
+        split_transform(wrong)

@@ -109,6 +109,15 @@ def test_an_unknown_decoder_is_refused_with_the_known_ones(photos: Path) -> None
         make(photos, decoder="opencv")
 
 
+def test_uint8_batches_without_the_conversion_get_a_hint(photos: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 3))
+    step = make_train_step(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1))
+    loader = make(photos, split_transform(PLAIN)[0])
+    with pytest.raises(RuntimeError) as raised:
+        step(next(iter(loader)))
+    assert "batch_transform" in raised.value.__notes__[0]
+
+
 # ---- cache ---------------------------------------------------------------------------------------
 
 
@@ -169,6 +178,67 @@ def test_a_seed_repeats_the_random_part_after_the_cache(photos: Path, workers: i
     assert not torch.equal(runs[0][0], runs[0][1])
 
 
+DRAWS_ELSEWHERE = transforms.Compose(
+    [
+        transforms.Resize((24, 24)),
+        transforms.RandomChoice(
+            [transforms.RandomHorizontalFlip(1.0), transforms.RandomVerticalFlip(1.0)]
+        ),  # by Python's random
+        transforms.ToTensor(),
+        transforms.Lambda(lambda image: image + float(np.random.rand())),
+    ]
+)
+
+
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_a_seed_repeats_what_python_and_numpy_draw(photos: Path, cache: str | None) -> None:
+    runs = []
+    for _ in range(2):
+        random.random()
+        runs.append(images_of(make(photos, DRAWS_ELSEWHERE, seed=4, cache=cache)))
+    assert torch.equal(*runs)
+    state, drawn = random.getstate(), np.random.get_state()[2]
+    images_of(make(photos, DRAWS_ELSEWHERE, seed=4, cache=cache))
+    assert (random.getstate(), np.random.get_state()[2]) == (state, drawn)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"settings": {"num_workers": 2}}, TypeError, "settings"),
+        ({"seed": "x"}, TypeError, "seed"),
+        ({"seed": 1.5}, TypeError, "seed"),
+        ({"seed": 2**70}, ValueError, "seed"),
+        ({"train_dir": None}, TypeError, "train_dir"),
+        ({"transform": "x"}, TypeError, "transform"),
+        ({"transform": transforms.ToTensor}, TypeError, "transform"),
+        ({"batch_size": "32"}, TypeError, "batch_size='32'"),
+        ({"batch_size": None}, TypeError, "batch_size"),
+        ({"device": "gpu"}, ValueError, "device"),
+        ({"device": 5.5}, TypeError, "device"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    photos: Path, options: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    usual = {"train_dir": photos, "test_dir": photos, "transform": PLAIN, "batch_size": 4}
+    with pytest.raises(error, match=named):
+        create_dataloaders(**{**usual, **options})
+
+
+def test_a_flat_test_folder_is_told_how_to_become_one_of_classes(
+    photos: Path, tmp_path: Path
+) -> None:
+    create_sample_images(tmp_path / "photos", images=2, classes=1, size=32)
+    flat = tmp_path / "flat"
+    (tmp_path / "photos" / "class_0").rename(flat)
+    with pytest.raises(ValueError, match=r"images directly in it.*sub-folders called class_0"):
+        create_dataloaders(photos, flat, PLAIN, 4)
+
+
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
@@ -227,6 +297,25 @@ def test_bad_images_are_left_out_and_told(
     assert found.severity == "info"
 
 
+def test_a_folder_that_begins_with_many_bad_files_is_cached(tmp_path: Path) -> None:
+    create_sample_images(tmp_path, images=IMAGES, classes=1, size=64)
+    (tmp_path / "a").mkdir()
+    for number in range(40):
+        (tmp_path / "a" / f"{number}.jpg").write_text("no image")
+    loader = make(tmp_path, PLAIN, cache="memory", skip_bad_images=True)
+    with pytest.warns(UserWarning, match="Skipped 40 of 52"):
+        assert len(images_of(loader)) == IMAGES
+    for file in (tmp_path / "class_0").iterdir():
+        file.write_text("no image")
+    with pytest.raises(OSError, match="Nothing to cache: none of"):
+        make(tmp_path, PLAIN, cache="memory", skip_bad_images=True)
+
+
+def test_ranks_that_skip_are_warned_of(photos: Path) -> None:
+    with pytest.warns(UserWarning, match="unlike numbers of batches.*scan_images"):
+        make(photos, distributed=(0, 2), skip_bad_images=True)
+
+
 def test_without_the_option_the_file_is_named(own_photos: Path) -> None:
     file = sorted(own_photos.rglob("*.jpg"))[3]
     cut(file)
@@ -241,16 +330,17 @@ def test_all_options_together_work_in_spawned_workers(own_photos: Path, tmp_path
     cut(sorted(own_photos.rglob("*.jpg"))[5])
     sample_transform, batch_transform = split_transform(RANDOM)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    loader = make(
-        own_photos,
-        sample_transform,
-        settings=LoaderSettings(num_workers=2, multiprocessing_context="spawn"),
-        decoder="torchvision",
-        cache=tmp_path / "cache",
-        distributed=(0, 2),
-        seed=1,
-        skip_bad_images=True,
-    )
+    with pytest.warns(UserWarning, match="unlike numbers of batches"):
+        loader = make(
+            own_photos,
+            sample_transform,
+            settings=LoaderSettings(num_workers=2, multiprocessing_context="spawn"),
+            decoder="torchvision",
+            cache=tmp_path / "cache",
+            distributed=(0, 2),
+            seed=1,
+            skip_bad_images=True,
+        )
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     assert after[:2] == states[:2]
     assert torch.equal(after[2], states[2])

@@ -618,7 +618,7 @@ def test_recipe_settings_on_one_core_and_on_other_devices(monkeypatch):
     assert not recipe_settings("cifar10", device="cpu").pin_memory
     with pytest.raises(ValueError, match="choose one of food101, cifar10, fashion_mnist"):
         recipe_settings("imagenet")
-    with pytest.raises(ValueError, match="cpu_cores must be at least 1"):
+    with pytest.raises(ValueError, match="cpu_cores=0 must be at least 1"):
         recipe_settings("food101", cpu_cores=0)
 
 

@@ -11,8 +11,9 @@ from dataloading.accelerators import Accelerator
 from dataloading.batch_costs import BatchCosts
 from dataloading.budgets import over_budget, resource_needs
 from dataloading.codes import finding
-from dataloading.diagnosis import diagnose
+from dataloading.diagnosis import diagnose, failed_diagnosis
 from dataloading.machine import Machine
+from dataloading.model import step_bounds
 from dataloading.recommendation import recommend_settings
 from dataloading.settings import LoaderSettings
 from dataloading.wording import predicted_gain
@@ -336,3 +337,48 @@ def test_it_shows_as_one_line_and_as_a_table():
 
 def test_gains_in_words():
     assert predicted_gain(1.0) == "no gain predicted"
+
+
+def test_a_made_up_machine_starts_workers_as_the_measured_one_did():
+    waiting = loop(wait=0.162, **WAITING, steps_per_epoch=12, startup_s=0.2)
+    diagnosis = diagnose(waiting, machine(2))
+    made_up = recommend_settings(diagnosis, machine=Machine(usable_cpus=16))
+    assert made_up.settings == recommend_settings(diagnosis, machine=machine(16)).settings
+    assert made_up.settings.num_workers > 1
+
+
+def test_often_advised_workers_that_would_deliver_copies_are_marked():
+    stream = loop(wait=0.162, **WAITING, is_stream=True, shares_out=False)
+    beside = recommend(stream, machine(8)).beside
+    several = beside[beside["num_workers"] > 1]
+    assert len(several)
+    assert set(several["shortage"]) == {"each worker would deliver all samples"}
+
+
+def test_a_loader_that_failed_gets_the_advice_to_mend_it_first():
+    failed = failed_diagnosis(finding("worker-error", "Sample 37 raised KeyError.", {}), machine())
+    (advice,) = recommend_settings(failed).advice
+    assert advice.startswith("First mend this: Sample 37 raised KeyError.")
+
+
+def test_ranks_share_cpus_and_memory():
+    costs = BatchCosts(0.020, 0.0, 0.0, batch_size=8, batch_bytes=1000, tensors=1)
+    one = LoaderSettings(num_workers=1)
+    alone, crowded = (
+        max(step_bounds(costs, one, 0.0, machine(2, local_ranks=ranks)).values())
+        for ranks in (1, 8)
+    )
+    assert crowded == pytest.approx(4 * alone)  # a quarter of a CPU for each
+    heavy = BatchCosts(0.02, 0, 0, 8, 1000, 1, worker_bytes=100 * MIB, start_method="fork")
+    six = LoaderSettings(num_workers=6)
+    free = {"available_memory_bytes": 1000 * MIB}
+    assert over_budget(six, heavy, machine(8, **free)) is None
+    assert "for each of 4 ranks" in over_budget(six, heavy, machine(8, local_ranks=4, **free))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"usable_cpus": 0}, {"usable_cpus": "8"}, {"usable_cpus": 8, "local_ranks": 0}]
+)
+def test_a_machine_that_cannot_be_is_refused(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"usable_cpus|local_ranks"):
+        Machine(**wrong)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,3 +169,31 @@ def test_bad_arguments_are_named(options: dict[str, Any], error: type[Exception]
 def test_what_cannot_be_built_again_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot be built again"):
         tune_while_training([1, 2], epochs=3)
+
+
+@linux_only
+@pytest.mark.parametrize("ending", ["pass", "raise ValueError('in training')"])
+def test_a_loop_that_leaves_its_epoch_open_lets_the_process_end(
+    ending: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from torch.utils.data import DataLoader\n"
+        "from workloads import Slow\n"
+        "from helper_functions import tune_while_training\n"
+        "loader = DataLoader(Slow(200), batch_size=4, num_workers=2, persistent_workers=True)\n"
+        "epochs = iter(tune_while_training(loader, epochs=5))\n"
+        "batches = iter(next(epochs))\n"
+        f"next(batches)\n{ending}\n"
+    )
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,  # it never ended
+        check=False,
+    )
+    assert done.returncode == (0 if ending == "pass" else 1), done.stderr

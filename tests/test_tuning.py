@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -21,6 +22,7 @@ from benchmarks.faults.running import refused_by
 from benchmarks.faults.surroundings import WITH_SMALL_SHARED_MEMORY
 from dataloading import probing, search, timing, trials, tuning
 from dataloading.batch_costs import BatchCosts
+from dataloading.comparison import Comparison
 from dataloading.interleaving import Block
 from dataloading.machine import Machine, inspect_machine
 from dataloading.making import Maker
@@ -29,7 +31,7 @@ from dataloading.search import Search, demand, spaced
 from dataloading.settings import LoaderSettings
 from dataloading.train_steps import simulated_train_step
 from dataloading.trials import Bench, Trial, Turn, trial_table
-from dataloading.tuning import TuningResult, tune_dataloader
+from dataloading.tuning import TuningResult, is_worth_it, tune_dataloader
 
 nothing_left = pytest.fixture(leaves_nothing)
 COLUMNS = {"num_workers", "prefetch_factor", "samples_per_s", "spread_share", "status", "chosen"}
@@ -209,6 +211,37 @@ def test_under_little_shared_memory_no_setting_is_tried_that_does_not_fit() -> N
         assert trial["num_workers"] * trial["prefetch_factor"] * batch <= 0.8 * free
     assert {t["status"] for t in trials} <= {"tried", "not tried", "refused"}
     assert "refused" in {t["status"] for t in trials}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ratio", "workers", "changes"),
+    [
+        ("faster", 1.4, 4, True),
+        ("no difference shown", 1.3, 4, False),  # more workers only for a gain that is shown
+        ("no difference shown", 1.0, 1, True),  # as fast with fewer
+        ("no difference shown", 0.74, 0, False),
+        ("slower", 0.65, 0, False),
+    ],
+)
+def test_settings_change_only_for_a_gain_or_for_less(
+    verdict: str, ratio: float, workers: int, changes: bool
+) -> None:
+    before, winner = (
+        Trial(LoaderSettings(num_workers=2)),
+        Trial(LoaderSettings(num_workers=workers)),
+    )
+    seen = Comparison(ratio, None, verdict, pd.DataFrame(), True, ())
+    assert is_worth_it(seen, winner, before) == changes
+
+
+def test_a_function_that_names_its_batch_size_is_tuned_with_it(nothing_left: None) -> None:
+    def make(settings: LoaderSettings) -> DataLoader:
+        return DataLoader(Slow(80), batch_size=10, **settings.kwargs())
+
+    result = tune(make, seconds=2.0)
+    assert result.dataloader.batch_size == 10
+    with pytest.raises(TypeError, match=r"'batch_size': 32, \*\*settings.kwargs"):
+        Maker.of(make).make(LoaderSettings(batch_size=20))
 
 
 def test_settings_that_do_not_fit_together_are_compared_one_at_a_time(nothing_left: None) -> None:
