@@ -28,7 +28,7 @@ from dataloading.progress import time_bar
 from dataloading.results import Result, format_count, format_ratio, format_share
 from dataloading.same_samples import same_samples
 from dataloading.storage_reads import cache_notes, total, unlike_caches
-from dataloading.timing import LEAST_LIMIT_S, TrainStep
+from dataloading.timing import LEAST_LIMIT_S, TrainStep, length_of
 from dataloading.train_steps import state_kept
 from dataloading.training_functions import FunctionBlocks, check_sides, samples_notes
 from dataloading.watchdog import random_state_kept, time_limit
@@ -145,6 +145,8 @@ def compare_dataloaders(
     """
     check_seconds(seconds)
     functions = check_sides(before, after, train_step, device)
+    if not functions:
+        _check_batches(before, after)
     same = None if functions else same_samples(before, after)
     if same is False:
         return _not_comparable("the two loaders do not deliver the same samples", same)
@@ -179,6 +181,15 @@ def compare_dataloaders(
     if functions:
         seen.notes += samples_notes({side: own[-1] for side, own in warmed.items()}, counted)
     return judge_pairs(table, same, seen.notes, confidence=seen.confidence)
+
+
+def _check_batches(*loaders: Any) -> None:
+    for name, loader in zip(SIDES, loaders, strict=True):
+        if length_of(loader) == 0:
+            raise ValueError(
+                f"{name} delivers no batch: its data set is empty, or smaller than a batch with "
+                "drop_last=True."
+            )
 
 
 def _not_comparable(

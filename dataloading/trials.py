@@ -221,6 +221,8 @@ class Turn:
 
 def in_one_line(error: BaseException) -> str:
     """What an error says; of one from a worker, what was raised there."""
+    if "bootstrapping phase" in str(error):  # of multiprocessing, in the copy that is a worker
+        return "the script has no `if __name__ == '__main__':`, which workers that are spawned need"
     lines = str(error).strip().splitlines()
     if lines and lines[0].startswith("Caught "):  # torch puts the worker's traceback in between
         return lines[-1].strip()

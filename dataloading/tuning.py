@@ -25,7 +25,7 @@ from dataloading.search import LEAST_BLOCK_S, PROOF_SHARE, Search, demand
 from dataloading.settings import LoaderSettings
 from dataloading.timing import LEAST_LIMIT_S, TrainStep
 from dataloading.train_steps import state_kept
-from dataloading.trials import Bench, Trial, Turn, trial_table
+from dataloading.trials import FAILED, Bench, Trial, Turn, trial_table
 from dataloading.watchdog import time_limit
 from dataloading.workers import GOOD_ENOUGH
 
@@ -162,6 +162,9 @@ def _conclude(search: Search, bench: Bench) -> TuningResult:
         winner = before
     measured = _prove(search, bench, before, winner)
     notes = list(search.notes)
+    failed = [t for t in search.trials if t.status == FAILED and t.settings.num_workers]
+    if failed and not any(t.rates for t in search.trials if t.settings.num_workers):
+        notes.append(f"no workers could be started: {failed[0].reason}")
     if len(search.finalists) == 0:
         notes.append("no other setting could be tried within the time: allow more seconds")
     if winner is not before and before.usable and not is_worth_it(measured, winner, before):

@@ -563,3 +563,10 @@ def test_a_block_holds_as_many_batches_of_each_worker_and_leaves_a_full_queue():
 def test_what_has_no_queue_is_not_said_to_be_full():
     assert queue_is_full(iter([1, 2])) is None
     assert queue_is_full(iter(DataLoader(range(4)))) is None
+
+
+def test_a_loader_without_a_batch_is_refused():
+    full = DataLoader(range(8), batch_size=4)
+    for none in (DataLoader([]), DataLoader(range(3), batch_size=4, drop_last=True)):
+        with pytest.raises(ValueError, match="after delivers no batch"):
+            compare_dataloaders(full, none, seconds=1, progress=False)

@@ -487,3 +487,11 @@ def tune_in_a_small_place() -> None:
 
 if __name__ == "__main__":
     tune_in_a_small_place()
+
+
+def test_a_script_without_a_guard_is_named_as_the_reason() -> None:
+    error = RuntimeError(
+        "\n  An attempt has been made to start a new process before the\n  current process has "
+        "finished its bootstrapping phase.\n"
+    )
+    assert "__name__ == '__main__'" in trials.in_one_line(error)
