@@ -187,7 +187,7 @@ def create_dataloaders(
         data = files if cache is None else cached_images(files, cache, seed=own_seed)
         make = make_skipping if skip_bad_images else DataLoader
         order = _order(data, shuffle, rank, world_size, seed, options["batch_size"])
-        if decoder == "torchvision":
+        if decoder == "torchvision" and _goes_to_accelerator(device):
             options["collate_fn"] = collate_images
         loaders.append(make(data, **options, **order, **_seeding(own_seed)))
     return loaders[0], loaders[1], train_data.classes
@@ -240,6 +240,17 @@ def seed_worker(worker_id: int) -> None:
     worker_seed = torch.initial_seed() % 2**32  # the range that NumPy accepts
     np.random.seed(worker_seed)
     random.seed(worker_seed)
+
+
+def _goes_to_accelerator(device: torch.device | str | None = None) -> bool:
+    """Whether batches go to an accelerator, which sorts the channels of uint8 images in no time.
+
+    Args:
+        device: Where the batches will be used; None: the accelerator, if there is one.
+    """
+    if device is None:
+        return torch.accelerator.is_available()
+    return torch.device(device).type not in ("cpu", "meta")
 
 
 def can_pin_memory(device: torch.device | str | None = None) -> bool:

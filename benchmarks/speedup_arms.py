@@ -101,7 +101,7 @@ def fast_arm(root: Path, device: torch.device, *, convert: bool) -> Rate:
     sample_transform, batch_transform = split_transform(tensor_ready(augmentation()))
     data = ImageFiles(root, sample_transform)
     data.loader = decoder_for("torchvision")
-    loader = endless(data, usable_cpu_count(), collate_images)
+    loader = endless(data, usable_cpu_count(), collate(device))
 
     def finish(batch: Any) -> Any:
         arrived = move_to(batch, device)
@@ -129,7 +129,7 @@ def cold_arm(root: Path, device: torch.device) -> Rate:
             BATCH_SIZE,
             shuffle=True,
             num_workers=usable_cpu_count(),
-            collate_fn=collate_images,
+            collate_fn=collate(device),
             **pinning(),
         )
         return rate_of(loader, seconds, lambda batch: batch_transform(move_to(batch, device)), True)
@@ -143,7 +143,7 @@ def warm_arm(root: Path, device: torch.device) -> Rate:
     workers = usable_cpu_count()
     for _ in DataLoader(data, BATCH_SIZE, num_workers=workers):
         pass
-    loader = endless(data, workers, collate_images)
+    loader = endless(data, workers, collate(device))
 
     def finish(batch: Any) -> Any:
         return batch_transform(move_to(batch, device))
@@ -156,6 +156,11 @@ def endless(data: Any, workers: int, collate_fn: Any = None) -> DataLoader:
     sampler = RandomSampler(data, replacement=True, num_samples=LONG)
     options = {"num_workers": workers, "collate_fn": collate_fn, **pinning()}
     return DataLoader(data, BATCH_SIZE, sampler=sampler, **options)
+
+
+def collate(device: torch.device) -> Any:
+    """As `create_dataloaders` does: channels are left to an accelerator to sort."""
+    return None if device.type == "cpu" else collate_images
 
 
 def pinning() -> dict[str, Any]:
