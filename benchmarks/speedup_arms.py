@@ -101,13 +101,19 @@ def fast_arm(root: Path, device: torch.device, *, convert: bool) -> Rate:
     sample_transform, batch_transform = split_transform(tensor_ready(augmentation()))
     data = ImageFiles(root, sample_transform)
     data.loader = decoder_for("torchvision")
-    loader = endless(data, usable_cpu_count(), collate(device))
+    loader = endless(data, usable_cpu_count(), collate(convert))
+    finish = finishing(device, batch_transform if convert else None)
+    return lambda seconds: rate_of(loader, seconds, finish, False)
+
+
+def finishing(device: torch.device, batch_transform: Callable[[Any], Any] | None) -> Any:
+    """What the training process does with a batch: move it, and convert it unless that is left out."""
 
     def finish(batch: Any) -> Any:
         arrived = move_to(batch, device)
-        return batch_transform(arrived) if convert else arrived
+        return arrived if batch_transform is None else batch_transform(arrived)
 
-    return lambda seconds: rate_of(loader, seconds, finish, False)
+    return finish
 
 
 def cached(root: Path) -> tuple[CachedDataset, torch.nn.Module]:
@@ -119,7 +125,7 @@ def cached(root: Path) -> tuple[CachedDataset, torch.nn.Module]:
     return CachedDataset(data, transform=sample_transform), batch_transform
 
 
-def cold_arm(root: Path, device: torch.device) -> Rate:
+def cold_arm(root: Path, device: torch.device, *, convert: bool) -> Rate:
     """The first epoch of a new cache; always a whole one."""
 
     def rate(seconds: float) -> float:
@@ -129,25 +135,23 @@ def cold_arm(root: Path, device: torch.device) -> Rate:
             BATCH_SIZE,
             shuffle=True,
             num_workers=usable_cpu_count(),
-            collate_fn=collate(device),
+            collate_fn=collate(convert),
             **pinning(),
         )
-        return rate_of(loader, seconds, lambda batch: batch_transform(move_to(batch, device)), True)
+        finish = finishing(device, batch_transform if convert else None)
+        return rate_of(loader, seconds, finish, True)
 
     return rate
 
 
-def warm_arm(root: Path, device: torch.device) -> Rate:
+def warm_arm(root: Path, device: torch.device, *, convert: bool) -> Rate:
     """Later epochs of a cache that is full."""
     data, batch_transform = cached(root)
     workers = usable_cpu_count()
     for _ in DataLoader(data, BATCH_SIZE, num_workers=workers):
         pass
-    loader = endless(data, workers, collate(device))
-
-    def finish(batch: Any) -> Any:
-        return batch_transform(move_to(batch, device))
-
+    loader = endless(data, workers, collate(convert))
+    finish = finishing(device, batch_transform if convert else None)
     return lambda seconds: rate_of(loader, seconds, finish, False)
 
 
@@ -158,9 +162,10 @@ def endless(data: Any, workers: int, collate_fn: Any = None) -> DataLoader:
     return DataLoader(data, BATCH_SIZE, sampler=sampler, **options)
 
 
-def collate(device: torch.device) -> Any:
-    """As `create_dataloaders` does: channels are left to an accelerator to sort."""
-    return None if device.type == "cpu" else collate_images
+def collate(convert: bool) -> Any:
+    """As `create_dataloaders` does: sorting channels is left to an accelerator, where there is one."""
+    on_cpu = convert and not torch.accelerator.is_available()
+    return None if on_cpu else collate_images
 
 
 def pinning() -> dict[str, Any]:

@@ -17,7 +17,10 @@ from dataloading.sample_images import create_sample_images
 
 nothing_left = pytest.fixture(leaves_nothing)
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
-ARMS = ["ceiling", "default", "fast", "fast, uint8", "warm cache", "cold cache"]
+ARMS = [
+    *("ceiling", "default", "fast", "fast, uint8"),
+    *("warm cache", "warm cache, uint8", "cold cache", "cold cache, uint8"),
+]
 
 
 def test_ratios_are_taken_within_rounds() -> None:
