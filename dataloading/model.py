@@ -30,6 +30,7 @@ SAME_ERROR = 0.02  # of the formulas, where everything was measured
 STEP_ERROR = 0.01  # of the train step when it alone is the limit
 FURTHER_ERROR = 0.03  # with more workers than were tried
 RESIZED_ERROR = 0.03  # for each halving or doubling of the batch size
+WAKE_UP_S = 0.0005  # seconds: what waited goes on with cold caches, on a core that slept
 ELSEWHERE_ERROR = 0.10  # on another machine, whose CPUs may be faster or slower
 NINETY = 1.645  # standard errors on each side of a 90 % interval
 MEMORY_ERROR = 0.3  # half-width of the memory interval, as a share, where a worker was not weighed
@@ -162,7 +163,11 @@ def predict_dataloader(
     machine = machine or inspect_machine()
     costs = BatchCosts.of(profile) if isinstance(profile, SampleProfile) else profile
     for name, value, kind in (
-        ("a SampleProfile from profile_samples", costs, BatchCosts),
+        (
+            "BatchCosts (measure_batch_costs) or a SampleProfile (profile_samples)",
+            costs,
+            BatchCosts,
+        ),
         ("LoaderSettings", settings, LoaderSettings),
         ("a Machine from inspect_machine", machine, Machine),
     ):
@@ -172,7 +177,7 @@ def predict_dataloader(
     bounds = step_bounds(costs, settings, step_s, machine)
     limit = max(bounds, key=lambda part: bounds[part])
     seconds = step_seconds(costs, settings, step_s, machine)
-    error = NINETY * _error(asked, settings, machine, limit)
+    error = NINETY * _error(asked, settings, machine, limit, seconds)
     low, high = max(seconds / (1 + error), step_s, 1e-9), seconds * (1 + error)
     needs = resource_needs(costs, settings, machine)
     memory, spread = needs["memory_bytes"], WEIGHED_ERROR if costs.worker_bytes else MEMORY_ERROR
@@ -233,11 +238,16 @@ def _uneven_s(
     return float(ended[-1] - ended[begun]) / (PLAYED_BATCHES - 1 - begun)
 
 
-def _error(costs: BatchCosts, settings: LoaderSettings, machine: Machine, limit: str) -> float:
+def _error(
+    costs: BatchCosts, settings: LoaderSettings, machine: Machine, limit: str, seconds: float
+) -> float:
     """Standard error of a predicted step time, as a share."""
+    wakes_up = WAKE_UP_S / max(seconds, WAKE_UP_S)
     if limit == "compute":
-        return STEP_ERROR
+        return float(np.hypot(STEP_ERROR, wakes_up))
     parts = [SAME_ERROR, costs.error_share]
+    if limit in ("transfer", "loading"):  # the training process waits in each step
+        parts.append(wakes_up)
     if settings.num_workers > max(costs.crowd, 1):
         parts.append(FURTHER_ERROR)
     if settings.batch_size is not None:

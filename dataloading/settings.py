@@ -98,7 +98,16 @@ class LoaderSettings(Result):
 
     @classmethod
     def of(cls, dataloader: DataLoader) -> LoaderSettings:
-        """Read the settings of a loader."""
+        """Read the settings of a loader.
+
+        Raises:
+            TypeError: It is no `DataLoader`.
+        """
+        if not isinstance(dataloader, DataLoader):
+            raise TypeError(
+                f"Expected a torch.utils.data.DataLoader, got {type(dataloader).__name__}: only a "
+                "DataLoader has such settings."
+            )
         context = dataloader.multiprocessing_context
         prefetch = dataloader.prefetch_factor if dataloader.num_workers else None
         return cls(
