@@ -34,6 +34,7 @@ from dataloading.distributed import (
     steps_per_rank,
     workers_per_rank,
 )
+from dataloading.draft_crops import draft_ready
 from dataloading.faults import SlowDataset, burn_cpu
 from dataloading.image_collate import collate_images
 from dataloading.image_scan import ImageScan, scan_images
@@ -123,7 +124,7 @@ def create_dataloaders(
             it has one, of `batch_size`, such as `recommend_settings` gives. Pinning stays off
             without an accelerator.
         decoder: `"pillow"`; `"pillow-draft"`, which reads large photos at a reduced size where the
-            transform begins with a `Resize`; or `"torchvision"`, the fastest, which gives uint8
+            transform begins with a `Resize` or a `RandomResizedCrop`; or `"torchvision"`, the fastest, which gives uint8
             tensors to the transform (those of torchvision take them, `ToTensor` included).
         cache: Keep decoded images, as they are before the first random step of the transform:
             `"memory"` for shared memory, or a folder for files that later runs and all processes on
@@ -176,6 +177,8 @@ def create_dataloaders(
     options["pin_memory"] = settings.pin_memory and can_pin_memory(device)
     own_seed = None if seed is None else seed + rank  # ranks draw other crops and flips
 
+    if decoder == "pillow-draft":
+        transform = draft_ready(transform)
     load = decoder_for(decoder, transform)
     if decoder == "torchvision":
         transform = tensor_ready(transform)

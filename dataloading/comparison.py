@@ -187,7 +187,7 @@ def _check_batches(*loaders: Any) -> None:
     for name, loader in zip(SIDES, loaders, strict=True):
         if length_of(loader) == 0:
             raise ValueError(
-                f"{name} delivers no batch: its data set is empty, or smaller than a batch with "
+                f"{name!r} delivers no batch: its data set is empty, or smaller than a batch with "
                 "drop_last=True."
             )
 

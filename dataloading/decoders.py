@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from dataloading.draft_crops import REDUCTIONS, SPARE, DraftCrop, open_undecoded
 from dataloading.images import load_image
 from dataloading.transform_steps import kind_of, name_of, steps_of
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 DECODERS = ("pillow", "pillow-draft", "torchvision")
 
-REDUCTIONS = (8, 4, 2)  # by which a JPEG decoder can leave pixels out
-SPARE = 2  # times the target: what the resize still has to average over keeps its quality
 KEEP_SIZE = ("ToImage", "PILToTensor", "ToTensor", "Identity", "ToPureTensor")
 
 JPEG_START = b"\xff\xd8\xff"
@@ -35,7 +34,8 @@ def decoder_for(name: str, transform: Any = None) -> Callable[[str | Path], Any]
     Args:
         name: One of `DECODERS`. `"pillow"` is the usual one, `load_image`. `"pillow-draft"` lets
             the JPEG decoder leave out pixels of large photos: for transforms that begin with a
-            `Resize`, whose result it keeps at the same shape. `"torchvision"` gives uint8 tensors
+            `Resize`, whose result it keeps at the same shape, or with a `RandomResizedCrop` (use
+            `draft_ready(transform)`). `"torchvision"` gives uint8 tensors
             (C, H, W) in place of PIL images: use `tensor_ready(transform)` with it.
         transform: The transform of the images; only `"pillow-draft"` looks at it.
 
@@ -132,13 +132,16 @@ def _draft_loader(transform: Any) -> Callable[[str | Path], Any]:
         reason = "there is no transform that resizes it"
     else:
         path, step = steps[0]
+        if isinstance(step, DraftCrop):
+            return open_undecoded
         size = _resize_target(step)
         if size is not None:
             return DraftLoader(size)
         reason = f"{path} is {name_of(step)}"
     warnings.warn(
         f'decoder="pillow-draft" decodes every photo at its full size here: {reason}, and only a '
-        "Resize(size) as the first step says how small it may be.",
+        "Resize(size) as the first step, or draft_ready(transform) of a RandomResizedCrop, says how "
+        "small it may be.",
         stacklevel=3,
     )
     return load_image

@@ -275,11 +275,13 @@ def short_reason(error: BaseException, path: str | Path | None = None) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def check_images(paths: Iterable[str | Path], limit: int | None = None) -> list[tuple[str, str]]:
+def check_images(
+    paths: str | Path | Iterable[str | Path], limit: int | None = None
+) -> list[tuple[str, str]]:
     """Decode image files and return those that fail, before a training run finds them.
 
     Args:
-        paths: Image files.
+        paths: Image files, or one of them.
         limit: Check no more than so many, spread evenly over all; None checks every file.
 
     Returns:
@@ -290,8 +292,9 @@ def check_images(paths: Iterable[str | Path], limit: int | None = None) -> list[
 
     Explained in: notebook 00
     """
+    files = [paths] if isinstance(paths, str | Path) else paths
     failed = []
-    for path in spread_evenly([str(path) for path in paths], limit):
+    for path in spread_evenly([str(file) for file in files], limit):
         try:
             load_image(path)
         except OSError as error:

@@ -568,5 +568,5 @@ def test_what_has_no_queue_is_not_said_to_be_full():
 def test_a_loader_without_a_batch_is_refused():
     full = DataLoader(range(8), batch_size=4)
     for none in (DataLoader([]), DataLoader(range(3), batch_size=4, drop_last=True)):
-        with pytest.raises(ValueError, match="after delivers no batch"):
+        with pytest.raises(ValueError, match="'after' delivers no batch"):
             compare_dataloaders(full, none, seconds=1, progress=False)

@@ -19,6 +19,7 @@ import dataloading.distributed as ranks
 from data_setup import (
     CachedDataset,
     SkippingDataLoader,
+    check_images,
     create_dataloaders,
     create_sample_images,
     split_transform,
@@ -357,3 +358,8 @@ def test_all_options_together_work_in_spawned_workers(own_photos: Path, tmp_path
     assert isinstance(rebuilt, SkippingDataLoader)
     assert isinstance(rebuilt, DataLoader)
     assert len(rebuilt.dataset) == IMAGES
+
+
+def test_one_file_can_be_checked_by_itself(own_photos: Path) -> None:
+    file = cut(sorted(own_photos.rglob("*.jpg"))[0])
+    assert [path for path, _ in check_images(str(file))] == [str(file)]

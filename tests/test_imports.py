@@ -24,7 +24,7 @@ LIGHT = {"numpy", "psutil", "torch", "dataloading", *FRONT}  # all else is impor
 MAY_ALSO = {  # image folders and transforms are torchvision's
     f"dataloading.{part}": {"torchvision"}
     for part in ("images", "batch_transforms", "transform_steps")
-}
+} | {"dataloading.draft_crops": {"torchvision", "PIL"}}
 OPTIONAL = ("ipywidgets", "torchvision", "pynvml", "IPython", "matplotlib")
 HEAVY = (*OPTIONAL, "pandas", "scipy", "PIL")
 
