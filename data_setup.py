@@ -124,8 +124,9 @@ def create_dataloaders(
             it has one, of `batch_size`, such as `recommend_settings` gives. Pinning stays off
             without an accelerator.
         decoder: `"pillow"`; `"pillow-draft"`, which reads large photos at a reduced size where the
-            transform begins with a `Resize` or a `RandomResizedCrop`; or `"torchvision"`, the fastest, which gives uint8
-            tensors to the transform (those of torchvision take them, `ToTensor` included).
+            transform begins with a `Resize` or a `RandomResizedCrop`; or `"torchvision"`, the
+            fastest for photos of usual size, which gives uint8 tensors to the transform (those of
+            torchvision take them, `ToTensor` included).
         cache: Keep decoded images, as they are before the first random step of the transform:
             `"memory"` for shared memory, or a folder for files that later runs and all processes on
             this machine use. None: no cache.
@@ -184,14 +185,14 @@ def create_dataloaders(
         transform = tensor_ready(transform)
     train_data = ImageFiles(train_dir, transform, seed=own_seed)
     test_data = ImageFiles(test_dir, transform, classes=train_data.classes, seed=own_seed)
+    if decoder == "torchvision" and _goes_to_accelerator(device):
+        options["collate_fn"] = collate_images
     loaders = []
     for files, shuffle in ((train_data, True), (test_data, False)):
         files.loader = load
         data = files if cache is None else cached_images(files, cache, seed=own_seed)
         make = make_skipping if skip_bad_images else DataLoader
         order = _order(data, shuffle, rank, world_size, seed, options["batch_size"])
-        if decoder == "torchvision" and _goes_to_accelerator(device):
-            options["collate_fn"] = collate_images
         loaders.append(make(data, **options, **order, **_seeding(own_seed)))
     return loaders[0], loaders[1], train_data.classes
 
@@ -246,11 +247,7 @@ def seed_worker(worker_id: int) -> None:
 
 
 def _goes_to_accelerator(device: torch.device | str | None = None) -> bool:
-    """Whether batches go to an accelerator, which sorts the channels of uint8 images in no time.
-
-    Args:
-        device: Where the batches will be used; None: the accelerator, if there is one.
-    """
+    """Whether batches go to an accelerator, which sorts the channels of uint8 images in no time."""
     if device is None:
         return torch.accelerator.is_available()
     return torch.device(device).type not in ("cpu", "meta")
