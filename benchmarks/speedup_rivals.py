@@ -17,7 +17,6 @@ import queue
 import signal
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.environments import make_environment
 from benchmarks.speedup_arms import BATCH_SIZE, Rate, augmentation, counted
 from dataloading.batch_transforms import split_transform, tensor_ready
 from dataloading.images import ImageFiles
@@ -63,22 +63,6 @@ def rival_arms(root: Path, environment: Path) -> Iterator[dict[str, Rate]]:
                 continue
             arms[package] = rival.rate
         yield arms
-
-
-def make_environment(folder: Path) -> Path:
-    """An environment that also sees the packages of this one.
-
-    Returns:
-        Its Python.
-    """
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
-        seen = Path(done.stdout.strip(), "packages_of_the_project.pth")
-        seen.write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    return python
 
 
 def install(python: Path, package: str) -> None:

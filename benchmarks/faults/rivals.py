@@ -7,14 +7,12 @@ are asked only about faults that show in a running loop of one process.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.environments import make_environment
 from benchmarks.faults.cases import Case
 from benchmarks.faults.running import run_limited
 from benchmarks.faults.scoring import Outcome, in_words, summary
@@ -90,23 +88,10 @@ RIVALS = {
 }
 
 
-def make_environment(folder: Path) -> Path:
-    """An environment with the pinned packages, which also sees those of this one.
-
-    Returns:
-        Its Python.
-    """
-    scripts = "Scripts" if os.name == "nt" else "bin"
-    python = folder / scripts / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
-        seen = Path(done.stdout.strip(), "packages_of_the_project.pth")
-        seen.write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+def install_all(python: Path) -> None:
+    """Install the pinned packages."""
     pins = [rival.package for rival in RIVALS.values()]
     subprocess.run([python, "-m", "pip", "install", "--quiet", *pins], check=True)
-    return python
 
 
 def read_as(rival: Rival, verdict: str, right: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -140,6 +125,7 @@ def run_rivals(cases: list[Case], seeds: int, folder: Path | None, json_path: Pa
     """Ask every tool about every fault, and print verdicts and sums."""
     with tempfile.TemporaryDirectory() as scratch:
         python = make_environment(folder or Path(scratch, "environment"))
+        install_all(python)
         results = {}
         for tool, rival in RIVALS.items():
             print(f"\n{rival.package}: {rival.note}")
